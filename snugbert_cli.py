@@ -44,13 +44,9 @@ class Command(NamedTuple):
 
 
 def fine_tuning(head: str, what: str, example: str, arguments: str = "data.sources.ExampleArguments") -> Command:
-    """Makes the command of a task.
+    """Makes the command of the task that the head of the models determines, see `tasks/`.
 
-    Args:
-        head: the head of the models, such as "ForTokenClassification". It determines the task, see `tasks/`.
-        what: what the model is fine-tuned for.
-        example: see [`Command`].
-        arguments: the dataclass that selects and reads the data.
+    `what`: what the model is fine-tuned for. `arguments`: the dataclass that selects and reads the data.
     """
     module = "trainers.finetuning.finetuning_arguments"
     return Command(
@@ -227,13 +223,10 @@ def _run_and_flush(argv: list[str]) -> int:
         finally:
             if sys.stdout is not None:  # None if it was closed before the process started
                 sys.stdout.flush()
-    except OSError as error:
+    except BrokenPipeError:
         # Python flushes again on exit and would print another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return 141
-        print(f"snugbert: error: cannot write the output: {error.strerror}.", file=sys.stderr)
-        return 2
+        return 141
 
 
 def _run(arguments: list[str]) -> int:

@@ -25,6 +25,8 @@ if sys.platform != "win32":
 logger = logging.getLogger(__name__)
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# An escape of half of a surrogate pair, unless the backslash is itself escaped.
+HALF_CHARACTER = re.compile(r"\\ud[89ab]\w\w(?!\\ud[c-f])|(?<!\\ud[89ab]\w\w)\\ud[c-f]\w\w", re.IGNORECASE)
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 
 
@@ -32,11 +34,20 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file syst
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON. Any error is a `ValueError`, also if the text is nested too deeply."""
+    """Parses JSON. Text that is nested too deeply, and half of a surrogate pair, raise a `ValueError`, too."""
+    half = None
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            half = HALF_CHARACTER.search(text)
+        if half is not None:
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    except UnicodeEncodeError as error:
+        assert half is not None
+        raise json.JSONDecodeError(f"remove {half[0]}, half of a character", text, half.start()) from error
 
 
 def dump_json(value: Any) -> str:
@@ -46,16 +57,6 @@ def dump_json(value: Any) -> str:
     except ValueError:  # NaN or infinity
         parsed = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
         return json.dumps(parsed, ensure_ascii=False)
-
-
-def check_unicode(text: str, name: str) -> str:
-    r"""Returns a text from JSON, unless it has half of a surrogate pair, such as "\ud83d"."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = ascii(text[error.start]).strip("'")
-        raise InputError(f"{name} is not valid Unicode: {half} is half of a character. Remove {half}.") from error
-    return text
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -132,11 +132,9 @@ class DeviceArguments(TrainingArguments):
         if isinstance(args, cls):
             return copy.copy(args)
         default = TrainingArguments(output_dir=args.output_dir)
-        names = [each.name for each in fields(TrainingArguments) if each.init]
+        values = {each.name: getattr(args, each.name) for each in fields(TrainingArguments) if each.init}
         given = {
-            name: getattr(args, name)
-            for name in names
-            if name in ALWAYS_KEPT or getattr(args, name) != getattr(default, name)
+            name: value for name, value in values.items() if name in ALWAYS_KEPT or value != getattr(default, name)
         }
         logger.warning("args: expected %s, got TrainingArguments. Kept: %s.", cls.__name__, ", ".join(given))
         return cls(**{"output_dir": args.output_dir, **given})

@@ -18,24 +18,6 @@ from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
 from snugbert.storage.uploads import find_output, write_output
 from snugbert_cli import COMMANDS
 
-# The modules that the extras `train` and `demo` install.
-EXTRA_MODULES = (
-    "accelerate",
-    "datasets",
-    "evaluate",
-    "gradio",
-    "joblib",
-    "matplotlib",
-    "psutil",
-    "pyarrow",
-    "scipy",
-    "sentencex",
-    "seqeval",
-    "sklearn",
-    "starlette",
-    "tqdm",
-)
-
 
 def run_command(name: str, arguments: list[str]) -> None:
     """Reads the arguments of a command, one of `COMMANDS`, and runs it. Errors keep their tracebacks."""
@@ -76,7 +58,7 @@ def run_and_report(name: str, arguments: list[str]) -> int:
 def _explain(error: Exception, name: str) -> str:
     """Returns the message of an error of the input or of a lost process. Empty if the error needs its traceback."""
     if isinstance(error, ModuleNotFoundError):
-        if error.name is None or error.name.split(".")[0] not in EXTRA_MODULES:
+        if error.name is None or error.name.startswith("snugbert"):
             return ""
         return f"the package {error.name} is not installed. Run: pip install 'snugbert[{COMMANDS[name].extra}]'"
     if isinstance(error, RuntimeError):

@@ -15,13 +15,12 @@ CONVERTED_TYPES = ("snugbert", "bert", *FAMILY_TYPES)
 CONVERTED_DTYPES = ("float32", "float16", "bfloat16")
 
 
-@dataclass
-class TokenizerArguments:
-    """Which tokenizer to use, and how to reach the Hub."""
+@dataclass(kw_only=True)
+class HubArguments:
+    """How to download from the Hub."""
 
-    help_group: ClassVar[str] = "tokenizer"
+    help_group: ClassVar[str] = "more"
 
-    tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer: a folder or Hub name."})
     cache_dir: str | None = field(
         default=None,
         metadata={"advanced": True, "help": "Folder for downloads and prepared text. Default: in HF_HOME."},
@@ -32,6 +31,20 @@ class TokenizerArguments:
     token: str | None = field(
         default=None, metadata={"advanced": True, "help": "Token for the Hub. Default: the token of `hf auth login`."}
     )
+
+    @property
+    def hub(self) -> dict[str, Any]:
+        """The Hub arguments of `from_pretrained`."""
+        return {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
+
+
+@dataclass
+class TokenizerArguments(HubArguments):
+    """Which tokenizer to use, and how to reach the Hub."""
+
+    help_group: ClassVar[str] = "tokenizer"
+
+    tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer: a folder or Hub name."})
     trust_remote_code: bool = field(
         default=False, metadata={"advanced": True, "help": "Run the code in the tokenizer's repository."}
     )
@@ -44,8 +57,7 @@ class TokenizerArguments:
     @property
     def hub(self) -> dict[str, Any]:
         """The Hub arguments of `from_pretrained`."""
-        names = {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
-        return {**names, "trust_remote_code": self.trust_remote_code}
+        return super().hub | {"trust_remote_code": self.trust_remote_code}
 
 
 @dataclass
@@ -130,22 +142,6 @@ class StudentArguments(ModelArguments):
             config_name=None,
             config_overrides=None,
         )
-
-
-@dataclass
-class HubArguments:
-    """How to download a checkpoint from the Hub."""
-
-    help_group: ClassVar[str] = "more"
-
-    model_revision: str = field(default="main", metadata={"help": "Hub branch, tag or commit. Default: main."})
-    token: str | None = field(default=None, metadata={"help": "Hub token. Default: the token of `hf auth login`."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Folder for downloads. Default: in HF_HOME."})
-
-
-def get_hub_arguments(args: Any) -> dict[str, Any]:
-    """Returns the arguments of `fetch_checkpoint`. `args` has the fields of [`HubArguments`]."""
-    return {"revision": args.model_revision, "token": args.token, "cache_dir": args.cache_dir}
 
 
 @dataclass(kw_only=True)

@@ -31,28 +31,12 @@ RENAMED_FLAGS = {
 }
 HELP_FLAGS = {"-h", "--help", "--help-all"}
 MODEL_FLAGS = ("model", "model_name_or_path", "tokenizer_name", "teacher_name_or_path", "init")
-# TrainingArguments converts these to dataclasses. An unknown key raises a TypeError.
-JSON_ARGUMENTS = ("accelerator_config",)
 # Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
 INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
 OUTPUTS = ("output_dir", "output_file", "output")
-LOCAL = ("deepspeed", *JSON_ARGUMENTS)  # files of settings that other libraries open
+LOCAL = ("deepspeed", "accelerator_config")  # files of settings that other libraries open
 # The words that HfArgumentParser accepts.
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
-
-
-class PlainLoader(yaml.SafeLoader):
-    """Reads YAML without aliases. With aliases, a few lines can expand to billions of values."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """As in `yaml.SafeLoader`."""
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(None, None, "aliases are not supported. Write the value again", mark)
-        try:
-            return super().compose_node(parent, index)
-        except RecursionError:
-            raise yaml.YAMLError("nested too deeply") from None
 
 
 class ArgumentParser(HfArgumentParser):
@@ -173,11 +157,6 @@ def parse_arguments(
         raise
     except ValueError as error:  # a dataclass rejected a value, usually TrainingArguments
         raise InputError(str(error)) from error
-    except TypeError as error:  # a JSON argument has an unknown key
-        names = [f"--{name}" for name in JSON_ARGUMENTS if name in given]
-        if not names:
-            raise
-        raise InputError(f"{' or '.join(names)}: {error}") from error
 
 
 def _check_path(name: str, value: Any) -> None:
@@ -216,8 +195,8 @@ def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]
             if name == "resume_from_checkpoint" and output is not None and folder == output.url:
                 local[name] = str(output.folder / checkpoint)
             elif isinstance(value, list):
-                staged = ([str(path) for path in _stage(name, each)] if is_url(each) else [each] for each in value)
-                local[name] = [path for paths in staged for path in paths]
+                staged = (stage(each, f"--{name}") if is_url(each) else [each] for each in value)
+                local[name] = [str(path) for paths in staged for path in paths]
             else:
                 local[name] = _stage_one(name, value)
     return local
@@ -235,12 +214,8 @@ def _find_output_path(name: str, url: str) -> str:
     return str(choose_output(folder) / file)
 
 
-def _stage(name: str, url: str) -> list[Path]:
-    return stage(url, _flag(name))
-
-
 def _stage_one(name: str, url: str) -> str:
-    paths = _stage(name, url)
+    paths = stage(url, _flag(name))
     if len(paths) > 1:
         raise InputError(f"{_flag(name)}: {hide_credentials(url)} matches {len(paths)} files. Name one file.")
     return str(paths[0])
@@ -292,13 +267,23 @@ def _without_config(argv: list[str], parser: ArgumentParser) -> tuple[list[str],
     return rest, files
 
 
+def compose_yaml(text: str) -> yaml.Node | None:
+    """Reads YAML without aliases. With aliases, a few lines can expand to billions of values."""
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("aliases are not supported. Write the value again")
+        return yaml.compose(text, yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(join_lines(error)) from error
+
+
 def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: the file {file} does not exist.")
     try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), PlainLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"--config: {file} is not a YAML file: {join_lines(error)}") from error
+        root = compose_yaml(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"--config: {file} is not a YAML file: {error}") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode) or not all(
@@ -308,15 +293,7 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     arguments = []
     for key, node in root.value:
         name, value = key.value, _read_yaml_value(node, file)
-        if name == "config":
-            raise InputError(
-                f"--config: {file} contains `config`, but config files cannot be nested. Copy the arguments into this "
-                "file."
-            )
-        opposite = _replace_opposites([f"--{name}"], parser)
-        if len(opposite) == 2 and str(value).lower() in TRUE:  # `no_do_lower_case: true`
-            name, value = opposite[0].removeprefix("--"), opposite[1]
-        if _renamed(f"--{name}") not in parser.flags:
+        if name == "config" or _renamed(f"--{name}") not in parser.flags:
             hint = did_you_mean(name.replace("-", "_"), (flag.removeprefix("--") for flag in parser.flags))
             raise InputError(f"--config: {file}, line {key.start_mark.line + 1}: unknown argument {name}.{hint}")
         if value in ("", "~", "null"):

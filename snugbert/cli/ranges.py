@@ -32,17 +32,7 @@ class Range(NamedTuple):
 COUNT, NOT_NEGATIVE, POSITIVE, SHARE = Range(1), Range(0), Range(0, open_below=True), Range(0, 1)
 
 RANGES = {
-    # TrainingArguments and DeviceArguments
-    "adam_beta1": Range(0, 1, open_above=True),
-    "adam_beta2": Range(0, 1, open_above=True),
-    "adam_epsilon": POSITIVE,
-    "data_seed": Range(0, LARGEST_SEED),
-    "dataloader_num_workers": NOT_NEGATIVE,
-    "dataloader_prefetch_factor": COUNT,
-    "ddp_bucket_cap_mb": COUNT,
-    "ddp_timeout": COUNT,
-    "eval_accumulation_steps": COUNT,
-    "eval_delay": NOT_NEGATIVE,
+    # TrainingArguments and DeviceArguments. torch refuses the others, such as betas above 1
     "eval_steps": POSITIVE,
     "gradient_accumulation_steps": COUNT,
     "label_smoothing_factor": Range(0, 1, open_above=True),
@@ -50,17 +40,13 @@ RANGES = {
     "logging_steps": POSITIVE,
     "max_grad_norm": NOT_NEGATIVE,
     "max_steps": COUNT,
-    "neftune_noise_alpha": NOT_NEGATIVE,
     "num_train_epochs": POSITIVE,
     "pad_to_multiple_of": NOT_NEGATIVE,
     "per_device_eval_batch_size": COUNT,
     "per_device_train_batch_size": COUNT,
     "save_steps": POSITIVE,
-    "save_total_limit": Range(-1),  # -1 and 0 keep all checkpoints
     "seed": Range(0, LARGEST_SEED),
-    "torch_empty_cache_steps": COUNT,
     "warmup_steps": NOT_NEGATIVE,
-    "weight_decay": NOT_NEGATIVE,
     # pretraining
     "corpus_cache_gb": POSITIVE,
     "generator_size": Range(0, 1, open_below=True),

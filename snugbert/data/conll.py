@@ -1,14 +1,13 @@
 """Sentences with a tag for each word, in CoNLL columns or JSON lines: reads them, and writes them with other tags.
 
-A written file has the format of its source. A CoNLL file keeps its separators, line ends, other columns, comments and
--DOCSTART- lines. A JSON file keeps its other values as they were written. If no tag changes, nothing changes.
+A written CoNLL file keeps its separators, line ends, other columns, comments and -DOCSTART- lines: if no tag changes,
+nothing changes. Rows of JSON become JSON lines with their other values.
 """
 
 import json
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,14 +15,11 @@ from datasets import ClassLabel, Dataset, List
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError, format_count, list_columns
-from snugbert.files import check_unicode
-
-logger = logging.getLogger(__name__)
 
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 COMMENT = "# "  # as in CoNLL-U
 ONLY_IDS = "%s: the first column has only numbers, and is read as words. If the words are in column 2, set %s 2."
-NO_SPANS = "Character spans are not read yet. Write a list of words and a list with one tag per word."
+FORM = "A row has a list of words and a list with one tag per word. Character spans are not read."
 WORD_ID = re.compile(r"[0-9]+([-.][0-9]+)?")  # of CoNLL-U: a number, a range or a decimal
 
 Tags = list[list[str]]  # the tags of each sentence
@@ -60,7 +56,6 @@ def read_conll(
     word_column: int | None = None,
     tag_column: int | None = None,
     labeled: bool = False,
-    reports: bool = True,
 ) -> Iterator[Sentence]:
     """Streams sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
 
@@ -72,7 +67,6 @@ def read_conll(
         word_column: number of the word column, counted from 1. None: the first column.
         tag_column: number of the tag column, counted from 1. None: the last column.
         labeled: whether every sentence must have tags.
-        reports: whether to log the number of comments.
     """
     word_column = word_column or 1
     # Other white space, such as a no-break space, can be part of a word.
@@ -93,7 +87,6 @@ def read_conll(
     tag_index = find_tag_cell(columns, tag_column)
     words: list[str] = []
     tags: list[str] = []
-    comments: list[int] = []
     document: int | None = None
     for number, line in enumerate(chain(head, stripped, [""]), start=1):  # the end of the file also ends a sentence
         starts_document = line.startswith(DOCUMENT_START)
@@ -107,7 +100,6 @@ def read_conll(
         cells = split_cells(line)[::2]
         other_form = len(cells) != columns or (tabs and "\t" not in line)
         if other_form and line.startswith(COMMENT) and not words:
-            comments.append(number)
             continue
         if len(cells) != columns:
             raise InputError(
@@ -117,9 +109,6 @@ def read_conll(
         words.append(cells[word_column - 1])
         if tag_index is not None:
             tags.append(cells[tag_index])
-    if comments and reports:
-        found = format_count(len(comments), "comment line")
-        logger.info("%s: skipped %s, the first is line %d.", source, found, comments[0])
 
 
 def has_only_ids(sentences: Iterable[Sentence]) -> bool:
@@ -169,12 +158,10 @@ def read_records(
         text = _choose_column("text_column_name", [text_column or "tokens"], values, where)
         words = values[str(text)]
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise InputError(f"{where}: expected a list of words in column {text!r}, found {words!r:.60}. {NO_SPANS}")
+            raise InputError(f"{where}: expected a list of words in column {text!r}, found {words!r:.60}. {FORM}")
         label = _choose_column("label_column_name", tag_columns, values, where, required=labeled)
         tags = None if label is None else _read_tags(values[label], len(words), data, label, where, labeled)
         document = _choose_column("document_column_name", document_columns, values, where, required=in_documents)
-        for column, texts in ((text, words), (label, tags or ())):
-            check_unicode("".join(texts), f"{where}: column {column!r}")
         yield Sentence(words, tags, row, None if document is None else values[document])
 
 
@@ -185,11 +172,7 @@ def _choose_column(
     column = next((name for name in names if name in values), None)
     if column is None and required:
         expected = " or ".join(map(repr, names))
-        lists = [value for value in values.values() if isinstance(value, list) and value]
-        plain = [value for value in lists if not isinstance(value[0], dict | list)]
-        needed = {"text_column_name": 1, "label_column_name": 2}.get(flag, 0)  # lists of words and of tags
-        advice = f"Set --{flag}." if len(plain) >= needed else NO_SPANS
-        raise InputError(f"{where}: no column {expected}. {list_columns(values)} {advice}")
+        raise InputError(f"{where}: no column {expected}. {list_columns(values)} Set --{flag}. {FORM}")
     return column
 
 
@@ -201,8 +184,6 @@ def _read_tags(
         if labeled:
             raise InputError(f"{where}: no tags in column {column!r}. Add tags, or remove the row.")
         return None
-    if isinstance(tags, list) and tags and isinstance(tags[0], dict | list):
-        raise InputError(f"{where}: expected tags in column {column!r}, found {tags[0]!r:.60}. {NO_SPANS}")
     if not isinstance(tags, list) or len(tags) != num_words:
         found = len(tags) if isinstance(tags, list) else f"{tags!r:.60}"
         raise InputError(f"{where}: expected {num_words} tags, one per word, in column {column!r}, found {found}.")
@@ -210,9 +191,7 @@ def _read_tags(
         return tags
     feature = data.features[column] if isinstance(data, Dataset) else None
     if not (isinstance(feature, List) and isinstance(feature.feature, ClassLabel)):
-        raise InputError(
-            f"{where}: the tags in column {column!r} are neither text nor class labels. Write tags as text."
-        )
+        raise InputError(f"{where}: the tags in column {column!r} are neither text nor class labels. {FORM}")
     names = feature.feature.names
     if all(isinstance(tag, int) and 0 <= tag < len(names) for tag in tags):
         return [names[tag] for tag in tags]
@@ -269,59 +248,13 @@ def _tag_line(line: str, tag: str, tag_column: int | None) -> str:
 def tag_records(
     lines: Sequence[str], sentences: Sequence[Sentence], tags: Tags, tag_columns: Sequence[str], limited: bool = False
 ) -> str:
-    """Returns the text of a JSON file with other tags. A source without tags gets a last key in each object."""
+    """Returns JSON lines with other tags, from JSON lines or a list. A row without tags gets a last key."""
     text = "".join(lines)
-    if text.lstrip().startswith("["):
-        rows = [(start, end) for _, start, end in _locate_values(text, text.index("["))]
-    else:
-        ends = [*accumulate(map(len, lines))]
-        rows = [*zip([0, *ends], ends, strict=False)]
-    parts, end = [], 0
+    is_list = text.lstrip().startswith("[")
+    rows: list[Any] = json.loads(text) if is_list else [json.loads(line) if line.strip() else None for line in lines]
     for sentence, sentence_tags in zip(sentences, tags, strict=True):
-        row = text.index("{", rows[sentence.row - 1][0])
-        for start, stop, new in _change_record(text, row, sentence_tags, tag_columns):
-            parts += [text[end:start], new]
-            end = stop
+        row = rows[sentence.row - 1]
+        row[next((name for name in tag_columns if name in row), tag_columns[0])] = sentence_tags
     if limited:
-        parts.append(text[end : rows[sentences[-1].row - 1][1]])
-        end = rows[-1][1]
-    return "".join((*parts, text[end:]))
-
-
-def _change_record(text: str, row: int, tags: list[str], tag_columns: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """Yields start, end and new text of the values to change in the JSON object at `row`."""
-    values = {key: (start, end) for key, start, end in _locate_values(text, row)}
-    column = next((name for name in tag_columns if name in values), None)
-
-    def dump(value: str | list[str]) -> str:
-        return json.dumps(value, ensure_ascii=text.isascii())
-
-    if column is None:
-        last = max(end for _, end in values.values())
-        yield last, last, f", {dump(tag_columns[0])}: {dump(tags)}"
-    elif text.startswith("null", values[column][0]):
-        yield *values[column], dump(tags)
-    else:
-        for tag, (_, start, end) in zip(tags, _locate_values(text, values[column][0]), strict=True):
-            if json.loads(text[start:end]) != tag:
-                yield start, end, dump(tag)
-
-
-def _locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]]:
-    """Yields key, start and end of each value of the JSON object or list at `start`. The key is None in a list."""
-    decoder, space = json.JSONDecoder(), re.compile(r"[ \t\r\n]*")
-
-    def skip_space(position: int) -> int:
-        return space.match(text, position).end()  # type: ignore[union-attr]
-
-    is_object = text[start] == "{"
-    key, position = None, skip_space(start + 1)
-    while text[position] not in "]}":
-        if is_object:
-            key, position = decoder.raw_decode(text, position)
-            position = skip_space(text.index(":", position) + 1)
-        _, end = decoder.raw_decode(text, position)
-        yield key, position, end
-        position = skip_space(end)
-        if text[position] == ",":
-            position = skip_space(position + 1)
+        del rows[sentences[-1].row :]
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows if row is not None)

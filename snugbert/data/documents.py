@@ -63,15 +63,11 @@ def locate_file(file: TextFile) -> str:
 
 
 def name_files(files: Sequence[TextFile]) -> list[str]:
-    """Names files relative to their common folder, so that the names are the same on every machine.
-
-    If only some of the files are in a bucket, these files are named by their URLs.
-    """
-    local = [file for file in files if isinstance(file, Path)]
-    paths = {file: locate_file(file).split("/") for file in files}
-    folders = zip(*(paths[file][:-1] for file in local or files), strict=False)
+    """Names files relative to their common folder, so that the names are the same on every machine."""
+    paths = [locate_file(file).split("/") for file in files]
+    folders = zip(*(path[:-1] for path in paths), strict=False)
     depth = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, folders))
-    return ["/".join(paths[file][depth if isinstance(file, Path) or not local else 0 :]) for file in files]
+    return ["/".join(path[depth:]) for path in paths]
 
 
 def read_lines(files: Iterable[TextFile], text_column: str = "text", log: ReadingLog | None = None) -> Iterator[str]:
@@ -189,8 +185,6 @@ def _split_rows(
             problem = f"expected text in column {text_column!r}, found {found}."
             log.leave_out(source, f"row {number}", problem)
             continue
-        # JSON can hold half of a surrogate pair, which is not a character.
-        text = text.encode("utf-8", "ignore").decode("utf-8")
         document = [stripped for line in text.splitlines() if (stripped := line.strip())]
         if document:
             yield document

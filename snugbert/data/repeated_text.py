@@ -1,4 +1,4 @@
-"""Repeated text: counts copies of earlier lines and documents, and leaves them out on request. Also counts HTML.
+"""Repeated text: counts copies of earlier lines and documents, and leaves them out on request.
 
 Two lines are copies if they are equal without surrounding space. Two documents are copies if they have the same lines
 in the same order. Lines and documents are compared by 64-bit hashes. Among 15 million lines, two different lines have
@@ -6,7 +6,6 @@ the same hash with a probability of 6e-6.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -15,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from snugbert.data.data_arguments import Deduplication
-from snugbert.errors import format_count
 from snugbert.files import write_atomically
 from snugbert.storage.urls import is_url, join, open_file
 
@@ -24,13 +22,10 @@ CHUNK_CHARACTERS = 2**20  # the lines of this much text are looked up together
 # The report stops counting after this many different lines. A billion words of books have 15 million. --deduplicate
 # has no limit.
 MOST_COUNTED = 2**24
-SHOWN_CHARACTERS = 60  # of a tag or entity
 # If copies make up at least this share of the characters, a warning says what to do. After the same number of steps,
 # the held-out loss with 10 % of copies equaled the loss without copies. With 50 and 90 %, the loss was higher
 # (benchmarks/results/repeated_text_*). In books, Wikipedia and WikiText-2, the share is at most 0.04 %.
 HIGH_SHARE = 0.1
-# An HTML tag, comment or entity.
-HTML = re.compile(r"<(?:/?[a-zA-Z]|!--)[^<>]*>|&(?:[a-zA-Z]{2,}[0-9]*|#[0-9]+|#[xX][0-9a-fA-F]+);")
 
 NumberedDocument = tuple[int, list[str]]
 
@@ -43,7 +38,6 @@ class RepeatedText:
         lines, copied_lines: number of all lines, and of copies of earlier lines.
         characters, copied_characters: number of characters of all lines, and of the lines that are copies.
         left_out: "lines" or "documents" if the corpus does not contain the copies.
-        html_example: the first tag or entity. Empty if there is none.
     """
 
     left_out: Deduplication | None
@@ -54,8 +48,6 @@ class RepeatedText:
     characters: int = 0
     copied_characters: int = 0
     is_complete: bool = True
-    html_lines: int = 0
-    html_example: str = ""
 
     def __str__(self) -> str:
         text = (
@@ -65,8 +57,6 @@ class RepeatedText:
         )
         if not self.is_complete:
             text += f". Only the text up to {MOST_COUNTED:,} different lines was counted"
-        if self.html_lines:
-            text += f". {format_count(self.html_lines, 'line')} with HTML tags or entities ({self.html_example!r})"
         return text + (f". Copies of {self.left_out} are left out" if self.left_out else "")
 
     @property
@@ -168,7 +158,6 @@ class RepeatCounter:
             report.is_complete = False
             return chunk
         lines = list(chain.from_iterable(document for _, document in chunk))
-        self._count_html(lines)
         # Python caches the hash of each string, so hashing the document afterwards costs little.
         line_hashes = np.fromiter(map(hash, lines), np.int64, len(lines))
         document_hashes = np.fromiter((hash(tuple(document)) for _, document in chunk), np.int64, len(chunk))
@@ -187,10 +176,3 @@ class RepeatCounter:
             kept = [(number, [line for line in document if not next(copied)]) for number, document in chunk]
             return [(number, document) for number, document in kept if document]
         return chunk
-
-    def _count_html(self, lines: list[str]) -> None:
-        # Looking for the two characters first is much faster.
-        found = [match for line in lines if ("<" in line or "&" in line) and (match := HTML.search(line))]
-        self.report.html_lines += len(found)
-        if found and not self.report.html_example:
-            self.report.html_example = found[0][0][:SHOWN_CHARACTERS]

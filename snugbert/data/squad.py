@@ -15,7 +15,7 @@ from datasets import Dataset
 from snugbert.data.tables import read_json_rows, read_rows
 from snugbert.data.text_lines import LONGEST_LINE_OF_JSON, read_text_lines
 from snugbert.errors import InputError
-from snugbert.files import check_unicode, parse_json
+from snugbert.files import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
         raise InputError(
             f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Fix one of these values."
         )
-    question = Question(
+    return Question(
         id=str(number if values.get("id") is None else values["id"]),
         question=values["question"],
         context=values["context"],
@@ -138,9 +138,6 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
         row=where,
         is_impossible=bool(is_impossible),
     )
-    for name in ("id", "question", "context", "answers"):
-        check_unicode("".join(getattr(question, name)), f"{where}: {name!r}")
-    return question
 
 
 def _read_answers(value: Any, where: str) -> list[tuple[str, int]]:

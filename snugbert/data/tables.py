@@ -22,11 +22,11 @@ from snugbert.data.text_lines import (
     read_numbered_lines,
 )
 from snugbert.errors import InputError, format_count, list_columns
-from snugbert.files import check_unicode, parse_json
+from snugbert.files import parse_json
 
 # Separators of CSV files, by priority.
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
-NO_SEPARATOR = "\0"  # lines with this character are refused
+NO_SEPARATOR = "\0"  # text has no such character
 JSON_FORM = (
     'Write one row per line, such as {"text": "...", "label": "..."}, or a single list of rows. In pandas: '
     'to_json(file, orient="records", lines=True).'
@@ -86,7 +86,7 @@ def read_text(values: Mapping[str, Any], column: str) -> str:
     value = values[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
         raise InputError(f"no text in column {column!r}. Fix or remove the row.")
-    return check_unicode(str(value), f"column {column!r}")
+    return str(value)
 
 
 def read_texts(values: Mapping[str, Any], column: str) -> list[str]:
@@ -190,17 +190,8 @@ def read_json_rows(file: TextFile, log: ReadingLog | None = None) -> Iterator[tu
     for row, value in _read_json_values(file, log):
         if not isinstance(value, dict):
             log.leave_out(file, f"row {row}", f"expected a JSON object, found a {type(value).__name__}. {JSON_FORM}")
-        elif _contains_rows(value):
-            log.leave_out(file, f"row {row}", f"the object contains a whole table. {JSON_FORM}")
         else:
             yield row, value
-
-
-def _contains_rows(value: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is a table: pandas' columns or rows by index, or a list of rows in "data"."""
-    data = value.get("data")
-    by_name = bool(value) and all(isinstance(cell, dict) for cell in value.values())
-    return by_name or (isinstance(data, list) and all(isinstance(row, dict | list) for row in data))
 
 
 def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, Any]]:

@@ -72,7 +72,7 @@ def measure_file(file: TextFile) -> int:
 class ReadingLog:
     """Records how much of a corpus was read, and handles bad text.
 
-    Bad text is a line that is not UTF-8 or has NUL bytes, a row that is not JSON, or a row without text.
+    Bad text is a line that is not UTF-8, a row that is not JSON, or a row without text.
 
     Args:
         on_bad_text: "error" raises an [`InputError`], "skip" leaves out the line or row, and "replace" puts U+FFFD in
@@ -116,18 +116,15 @@ class ReadingLog:
     def decode(self, file: TextFile, place: str, text: bytes, encoding: str = "utf-8") -> str | None:
         """Decodes a line or the text of a row. Returns None if it is left out."""
         try:
-            if b"\0" not in text:  # UTF-16 has them; most of its English lines are valid UTF-8
-                return text.decode(encoding)
-            reason = "NUL bytes"
+            return text.decode(encoding)
         except UnicodeDecodeError as error:
-            reason = error.reason
-        problem = f"not UTF-8 ({reason}). Convert the file to UTF-8, for example with iconv."
-        self._record_or_raise(file, place, problem, "skip or replace")
+            problem = f"not UTF-8 ({error.reason}). Convert the file to UTF-8, for example with iconv."
+            self._record_or_raise(file, place, problem, "skip or replace")
         if self.on_bad_text == "skip":
             self.left_out += 1
             return None
         self.repaired += 1
-        return text.decode(encoding, errors="replace").replace("\0", "\ufffd")
+        return text.decode(encoding, errors="replace")
 
     def _record_or_raise(self, source: TextFile | str, place: str, problem: str, choices: str) -> None:
         if self.on_bad_text in (None, "error"):

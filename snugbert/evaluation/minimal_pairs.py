@@ -21,7 +21,6 @@ from snugbert.errors import InputError, list_columns
 from snugbert.evaluation.masked_models import evaluating
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
 from snugbert.families.loading import max_tokens
-from snugbert.files import check_unicode
 
 # BLiMP's columns.
 GOOD, BAD, PARADIGM, PHENOMENON, FIELD = "sentence_good", "sentence_bad", "UID", "linguistics_term", "field"
@@ -60,9 +59,7 @@ def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list
                 _read_sentence(file, row, values, flag, column)
                 for flag, column in (("good", good_column), ("bad", bad_column))
             )
-            paradigm, phenomenon, field = (
-                _read_label(file, row, values, column) for column in (PARADIGM, PHENOMENON, FIELD)
-            )
+            paradigm, phenomenon, field = (_read_label(values, column) for column in (PARADIGM, PHENOMENON, FIELD))
             paradigm = paradigm or name
             pairs.append(MinimalPair(good, bad, paradigm, phenomenon or paradigm, field, file, row))
         if len(pairs) == count:
@@ -111,13 +108,13 @@ def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, colu
         raise InputError(f"{file}, row {row}: no column {column!r}. {list_columns(values)} Set --{flag}_column_name.")
     if not isinstance(values[column], str) or not values[column].strip():
         raise InputError(f"{file}, row {row}: {column} must be a sentence, not {values[column]!r}.")
-    return check_unicode(values[column], f"{file}, row {row}: {column}")
+    return values[column]
 
 
-def _read_label(file: Path, row: int, values: dict[str, Any], column: str) -> str | None:
+def _read_label(values: dict[str, Any], column: str) -> str | None:
     """Returns the text of an optional column. None: the column is missing or empty."""
     value = values.get(column)
-    return None if value in (None, "") else check_unicode(str(value), f"{file}, row {row}: {column}")
+    return None if value in (None, "") else str(value)
 
 
 def score_pairs(

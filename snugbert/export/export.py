@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from snugbert.cli.model_arguments import HubArguments, get_hub_arguments
+from snugbert.cli.model_arguments import HubArguments
 from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.data.tables import load_rows, read_rows
 from snugbert.errors import InputError, explain_choice
@@ -36,7 +36,7 @@ from snugbert.families.sentence_transformers_files import (
     read_modules,
 )
 from snugbert.families.stock_models import choose_family, keep_encoder
-from snugbert.files import check_unicode, explaining_failed_writes, read_json, write_json
+from snugbert.files import explaining_failed_writes, read_json, write_json
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.evaluation_set import make_evaluation_set
@@ -55,7 +55,7 @@ def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     settings = dict(vars(args))
-    done = export_model(settings.pop("input"), settings.pop("output"), **settings, **get_hub_arguments(hub_args))
+    done = export_model(settings.pop("input"), settings.pop("output"), **settings, **hub_args.hub)
     print(f"Exported {args.input} to {args.output} for {done.engine}")
     print(f"Weights: {done.dtype}, {done.size / 1e6:,.1f} MB")
     for note in done.notes:
@@ -378,9 +378,7 @@ def _make_similarity_score(labeled: Path | Dataset, embed: Embed) -> Score:
                 raise InputError(
                     f"{file}, row {row}: no value in column {name!r}. Expected sentence1, sentence2 and score."
                 )
-            column.append(
-                values[name] if name == "score" else check_unicode(str(values[name]), f"{file}, row {row}: {name}")
-            )
+            column.append(values[name] if name == "score" else str(values[name]))
     try:
         scores = [float(score) for score in columns["score"]]
     except (ValueError, TypeError) as error:

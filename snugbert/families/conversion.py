@@ -26,7 +26,6 @@ from snugbert.cli.model_arguments import (
     CONVERTED_TYPES,
     ConversionArguments,
     HubArguments,
-    get_hub_arguments,
 )
 from snugbert.errors import InputError, explain_choice, format_count, join_lines
 from snugbert.families.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
@@ -123,7 +122,7 @@ def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
         max_shard_size=args.max_shard_size,
         do_lower_case=args.do_lower_case,
         overwrite_output_dir=args.overwrite_output_dir,
-        **get_hub_arguments(hub_args),
+        **hub_args.hub,
     )
     print(f"Converted {args.input} ({done.source}) to {args.output} ({done.model_class})")
     size = f"{done.size / 1e6:,.1f} MB in {format_count(done.files, 'file')}"

@@ -111,7 +111,7 @@ class ConllFormat(Format):
                 yield line
 
         start, block = 0, None  # number of lines before the block, and the block
-        for sentence in read_conll(record(), str(self.source), self.word_column, reports=False):
+        for sentence in read_conll(record(), str(self.source), self.word_column):
             if block is not None:
                 yield block
             end = sentence.row - 1 - start + len(sentence.words)

@@ -16,7 +16,6 @@ from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any
 
-from snugbert.cli.model_arguments import get_hub_arguments
 from snugbert.continuation import check_continuation, make_record
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count
@@ -61,7 +60,7 @@ def predict_file(args: PredictionArguments) -> None:
     """Predicts every row of a file. This is `snugbert predict`."""
     set_up_process()
     _check_output(args)  # before the model is loaded
-    folder = fetch_checkpoint(str(args.model_name_or_path), **get_hub_arguments(args))
+    folder = fetch_checkpoint(str(args.model_name_or_path), **args.hub)
     if args.reads_conll and ("tokens",) not in find_reader(folder).default_columns:
         raise InputError(
             f"--input_file: only models that label tokens can read CoNLL files such as {args.input_file}. Use .tsv, "
@@ -204,8 +203,7 @@ def _predict(
             results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
             # Only the first shard has a header, so that the shards can be joined.
             head = data.write_head(results[0]) if first + record["rows"] == 0 else ""
-            # JSON can contain half of a surrogate pair ("\ud83d"). UTF-8 cannot.
-            encoded = "".join([head, *map(data.write, results)]).encode("utf-8", "backslashreplace")
+            encoded = "".join([head, *map(data.write, results)]).encode()
             with explaining_failed_writes(output, "run the same command again"):
                 stream.write(encoded)
                 stream.flush()

@@ -6,10 +6,12 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
 from snugbert.cli.device_arguments import choose_precision
+from snugbert.cli.model_arguments import HubArguments
 from snugbert.cli.ranges import COUNT, Range, check_ranges
 from snugbert.data.data_arguments import OnBadText, parse_shard
 from snugbert.data.sources import uncompressed_name
@@ -20,8 +22,10 @@ CONLL_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".txt")
 
 
 @dataclass
-class PredictionArguments:
+class PredictionArguments(HubArguments):
     """Which rows to predict, where to write, and how."""
+
+    help_group: ClassVar[str] = "data"
 
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "Fine-tuned model, or embedding model: a folder or Hub name."}
@@ -90,15 +94,6 @@ class PredictionArguments:
     overwrite_output_file: bool = field(
         default=False,
         metadata={"help": "Replace --output_file, and partial output from different settings."},
-    )
-    model_revision: str = field(
-        default="main", metadata={"advanced": True, "help": "Branch, tag or commit on the Hub."}
-    )
-    token: str | None = field(
-        default=None, metadata={"advanced": True, "help": "Token for the Hub. Default: the token of `hf auth login`."}
-    )
-    cache_dir: str | None = field(
-        default=None, metadata={"advanced": True, "help": "Folder for downloads. Default: in HF_HOME."}
     )
 
     def __post_init__(self):

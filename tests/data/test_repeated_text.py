@@ -8,7 +8,6 @@ from collections import Counter
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 from prepared import content, prepare, text_arguments
 
@@ -17,11 +16,9 @@ from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.corpus.preparation import prepare_parts
 from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.documents import read_documents
-from snugbert.data.repeated_text import KnownHashes, RepeatCounter, read_report
-from snugbert.errors import InputError
+from snugbert.data.repeated_text import RepeatCounter, read_report
 from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
-from snugbert_cli import main as snugbert_command
 
 
 @pytest.fixture
@@ -59,23 +56,6 @@ def leave_out(documents, what):
     return kept
 
 
-def assert_equal_blocks(corpus, other):
-    assert len(corpus.blocks) == len(other.blocks) > 1
-    for block, expected in zip(corpus.blocks, other.blocks, strict=True):
-        for name in ("tokens", "sentences", "documents"):
-            assert np.array_equal(getattr(block, name), getattr(expected, name))
-
-
-def test_hashes_are_known_as_in_a_set():
-    rng = np.random.default_rng(0)
-    hashes, plain = KnownHashes(), set()
-    for size in (1, 500, 3, 3000, 1, 800, 40, 2000):
-        added = rng.geometric(1e-3, size) * rng.choice([-(2**50), 2**50], size)
-        expected = [(value in plain, plain.add(value))[0] for value in added.tolist()]
-        assert hashes.add(added).tolist() == expected
-    assert len(hashes) == len(plain) > 2000
-
-
 def test_the_report_equals_a_plain_count(documents, tmp_path, tokenizer, small_blocks):
     file = write(tmp_path / "text.txt", [[f"  {line}\t" for line in document] for document in documents])
     prepare(tmp_path / "corpus", tokenizer, file)
@@ -99,7 +79,7 @@ def test_leaving_copies_out_equals_a_text_without_them(documents, tmp_path, toke
     parts = plan_parts(text, deduplicate=what)
     for workers in (1, 2):
         prepare_parts(tmp_path / f"{workers}", parts, tokenizer, num_workers=workers, show_progress=False)
-        assert_equal_blocks(open_corpus(tmp_path / f"{workers}", tokenizer), expected)
+        assert content(open_corpus(tmp_path / f"{workers}", tokenizer)) == content(expected)
     whole = (tmp_path / "1" / parts[0].name).read_bytes()
     assert whole == (tmp_path / "2" / parts[0].name).read_bytes()
     killed = tmp_path / "2" / parts[0].name
@@ -110,54 +90,25 @@ def test_leaving_copies_out_equals_a_text_without_them(documents, tmp_path, toke
     assert report == read_report(tmp_path / "1") == read_report(tmp_path / "2") and not report.warning
 
 
-@pytest.mark.slow
-def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, tokenizer, capsys):
-    """Each machine reads everything. A change in the first file changes what follows."""
-    halves = [documents[:9], documents[9:]]
-    for number, half in enumerate(halves):
-        write(tmp_path / f"{number}.txt", half)
-    tokenizer.save_pretrained(tmp_path / "tok")
-    command = ["prepare", "--tokenizer_name", str(tmp_path / "tok"), "--train_file", str(tmp_path / "[01].txt")]
-    command += ["--deduplicate", "lines", "--output_dir"]
-    assert snugbert_command([*command, str(tmp_path / "whole")]) == 0
-    for shard in ("2/3", "1/3", "3/3"):  # more shards than files
-        assert snugbert_command([*command, str(tmp_path / "shards"), "--shard", shard]) == 0
-    whole, shards = (content(open_corpus(tmp_path / name, tokenizer)) for name in ("whole", "shards"))
-    assert whole == content(
-        prepare(tmp_path / "a", tokenizer, write(tmp_path / "u.txt", leave_out(documents, "lines")))
-    )
-    assert sorted(whole) == sorted(shards)
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Repeated text: ")]
-    assert len(printed) == 4 and len(set(printed)) == 1
-    assert printed[0].startswith("Repeated text: ") and printed[0].endswith(". Copies of lines are left out")
-    write(tmp_path / "0.txt", halves[0][1:])
-    assert snugbert_command([*command, str(tmp_path / "whole"), "--overwrite_output_dir"]) == 0
-    changed = content(open_corpus(tmp_path / "whole", tokenizer))
-    assert changed == content(
-        prepare(tmp_path / "b", tokenizer, write(tmp_path / "u.txt", leave_out(documents[1:], "lines")))
-    )
+def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, tokenizer):
+    """Each machine reads everything. There may be more shards than files."""
+    files = [write(tmp_path / f"{name}.txt", half) for name, half in (("0", documents[:9]), ("1", documents[9:]))]
+    for part in plan_parts(text_arguments(*files), num_shards=3, deduplicate="lines"):
+        report = prepare_parts(tmp_path / "shards", [part], tokenizer, show_progress=False)
+        assert report.lines == sum(map(len, documents)) and str(report).endswith(". Copies of lines are left out")
+    unique = prepare(tmp_path / "unique", tokenizer, write(tmp_path / "u.txt", leave_out(documents, "lines")))
+    assert sorted(content(open_corpus(tmp_path / "shards", tokenizer))) == sorted(content(unique))
 
 
-def test_a_finished_part_is_counted_again(documents, tmp_path, tokenizer):
-    """After an interruption between two parts. Machines report the text that they read."""
-    files = [write(tmp_path / f"{number}.txt", half) for number, half in enumerate((documents[:9], documents[9:]))]
+def test_only_a_call_that_reads_everything_writes_a_report(documents, tmp_path, tokenizer):
+    halves = documents[:9], documents[9:]
+    files = [write(tmp_path / f"{number}.txt", half) for number, half in enumerate(halves)]
     parts = plan_parts(text_arguments(*files), num_shards=2)
-    first = prepare_parts(tmp_path / "resumed", parts[:1], tokenizer, show_progress=False)
-    assert first.lines == sum(map(len, documents[:9])) and read_report(tmp_path / "resumed") is None
-    for _ in range(2):
-        report = prepare_parts(tmp_path / "resumed", parts, tokenizer, show_progress=False)
-        assert report == prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
-        assert report == read_report(tmp_path / "resumed")
-    assert report.lines == sum(map(len, documents))
-
-
-def test_lines_with_html_are_counted():
-    html = ["a <b>bold</b> word", "Tom &amp; Jerry &#8217;", "a<br/>b", "&#x27;", '<a href="x">', "<!-- no -->"]
-    text = ["a < b > c", "AT&T; R & D;", "<3", "x &lt", "5 <= 6 and 7 >= 3"]
-    counter = RepeatCounter()
-    list(counter.follow(enumerate([[*text, *html], text])))
-    report = counter.report
-    assert report.html_lines == 6 and str(report).endswith(". 6 lines with HTML tags or entities ('<b>')")
+    for prepared, half in zip((parts[:1], parts), halves, strict=True):
+        report = prepare_parts(tmp_path / "resumed", prepared, tokenizer, show_progress=False)
+        assert report.lines == sum(map(len, half)) and read_report(tmp_path / "resumed") is None
+    prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
+    assert read_report(tmp_path / "straight").lines == sum(map(len, documents))
 
 
 def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch):
@@ -171,30 +122,22 @@ def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch)
         assert ("Only the text up to 50 different lines was counted" in str(report)) != bool(what)
 
 
-def test_pretrain_reports_it_also_from_the_cache(documents, tmp_path, tokenizer, caplog, capsys):
+def test_pretrain_reports_it_also_from_the_cache(documents, tmp_path, tokenizer, caplog):
     """Held-out text has no line in common with the training text."""
-    file = write(tmp_path / "text.txt", documents)
     caplog.set_level(logging.INFO)
-
-    def load(**options):
+    text = {"train_file": [write(tmp_path / "text.txt", documents)], "validation_split_percentage": 30}
+    for deduplicate, words in (
+        (None, "--deduplicate lines leaves"),
+        (None, "--deduplicate lines leaves"),
+        ("lines", ""),
+    ):
         caplog.clear()
-        arguments = PretrainingDataArguments(train_file=[str(file)], objective="mlm", **options)
+        arguments = PretrainingDataArguments(objective="mlm", deduplicate=deduplicate, **text)
         corpora = load_corpora(arguments, True, True, str(tmp_path / "cache"), tokenizer)
-        name = "training text and held-out text: "
-        return corpora, [record for record in caplog.records if record.message.startswith(name)]
-
-    for _ in range(2):
-        (train, _), (line, warning) = load(validation_split_percentage=30)
-        assert str(read_report(train.folder)) in line.message
-        assert warning.levelname == "WARNING" and "--deduplicate lines leaves out copied lines" in warning.message
-    corpora, (line,) = load(validation_split_percentage=30, deduplicate="lines")
-    assert "Copies of lines are left out" in line.message
-    train, held_out = (
-        {tuple(sentence) for document in content(corpus) for sentence in document} for corpus in corpora
-    )
+        assert f"training text and held-out text: {read_report(corpora[0].folder)}" in caplog.messages
+        assert (words in caplog.text) if words else ("--deduplicate lines leaves" not in caplog.text)
+    train, held_out = ({tuple(line) for document in content(corpus) for line in document} for corpus in corpora)
     assert len(held_out) > 10 and sum(map(len, train & held_out)) < 100  # only short sentences
-    with pytest.raises(InputError, match=r"Pass the flag to `snugbert prepare`\."):
-        PretrainingDataArguments(corpus="prepared", deduplicate="lines")
 
 
 def test_the_guide_finds_near_duplicates(data_dir, tmp_path, monkeypatch):

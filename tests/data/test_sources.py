@@ -8,7 +8,6 @@ from snugbert.data.sources import (
     check_sources,
     choose_splits,
     describe_dataset,
-    describe_file,
     describe_source,
     hub_id,
 )
@@ -52,8 +51,6 @@ def test_data_have_short_names(tmp_path):
     assert hub_id("imdb") == "imdb" and hub_id(str(tmp_path)) is None and hub_id(None) is None
     assert describe_dataset("stanfordnlp/imdb") == "stanfordnlp/imdb"
     assert describe_dataset(str(tmp_path / "reviews")) == "reviews"
-    assert describe_file(Path("data/reviews.csv.gz")) == "reviews"
-    assert describe_file(Path("data/reviews/train.jsonl")) == "reviews"
     file = describe_source(Path("data/reviews.csv.gz"), None, "train", 3)
     assert file == ("reviews.csv.gz", "train", 3, None, None)
     assert describe_source(Path("data/reviews/train.jsonl"), None, "train", 3).name == "reviews/train.jsonl"

@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 from squad_forms import flat, load_questions, nested
 
-from snugbert.data.squad import Question, find_answer, read_questions
+from snugbert.data.squad import Question, find_answer
 from snugbert.errors import InputError
 from snugbert.tasks.task_arguments import SquadDataArguments
 
@@ -41,21 +41,9 @@ def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, d
 
 
 ROWS = [
-    {
-        "id": "a",
-        "title": "T",
-        "context": "Anna met  Ben.\n",
-        "question": "Who?",
-        "answers": [("Anna", 0), ("Ben", 10)],
-    },
-    {"id": "b", "title": "T", "context": "Anna met  Ben.\n", "question": "Why?", "answers": []},
-    {
-        "id": "c",
-        "title": "U",
-        "context": "\u00c9mile \u2028 slept.",
-        "question": "Who?",
-        "answers": [("\u00c9mile", 0)],
-    },
+    {"id": "a", "title": "T", "context": "Ann met  Ben.\n", "question": "Who?", "answers": [("Ann", 0), ("Ben", 9)]},
+    {"id": "b", "title": "T", "context": "Ann met  Ben.\n", "question": "Why?", "answers": []},
+    {"id": "c", "title": "U", "context": "Émile \u2028 slept.", "question": "Who?", "answers": [("Émile", 0)]},
 ]
 
 
@@ -81,24 +69,10 @@ def test_every_format_gives_the_same_questions(tmp_path):
         arguments = SquadDataArguments(**source, version_2_with_negative=True)
         splits = load_questions(arguments, None, cache_dir=str(tmp_path / "cache"))
         assert [question._replace(source="", row="", is_impossible=False) for question in splits["validation"]] == [
-            Question("a", "Who?", "Anna met  Ben.\n", ("Anna", "Ben"), (0, 10)),
-            Question("b", "Why?", "Anna met  Ben.\n", (), ()),
+            Question("a", "Who?", "Ann met  Ben.\n", ("Ann", "Ben"), (0, 9)),
+            Question("b", "Why?", "Ann met  Ben.\n", (), ()),
             Question("c", "Who?", "\u00c9mile \u2028 slept.", ("\u00c9mile",), (0,)),
         ]
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ((True, 1, 1.0), True),
-        ((False, None, 0, 0.0, ""), False),
-    ],
-)
-def test_booleans_may_be_numbers(tmp_path, values, expected):
-    rows = [{"id": str(i), "question": "a", "context": "b", "is_impossible": value} for i, value in enumerate(values)]
-    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    questions = read_questions(tmp_path / "dev.jsonl", "dev.jsonl")
-    assert [question.is_impossible for question in questions] == [expected] * len(values)
 
 
 def test_several_files_and_limits(tmp_path):
@@ -117,10 +91,8 @@ def test_find_answer_ignores_white_space():
     context = "In  1066\n William came "
     assert find_answer(context, "1066", 4) == (4, 8)
     assert find_answer(context, " 1066 ", 3) == (4, 8)  # the position includes the spaces
-    assert find_answer(context, "1066", 3) == (4, 8)
     assert find_answer(context, " 1066", 4) == (4, 8)  # or only some of them
     assert find_answer(context, "1066 William", 4) == (4, 17)  # the answer has a space for the line break
-    assert find_answer(context, "106", 4) == (4, 7)
     assert find_answer(context, "1067", 4) is None
     assert find_answer(context, "1066", 5) is None
     assert find_answer(context, "In", -1) is None
@@ -139,45 +111,17 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
         ('{"data": [', "dev.json: not JSON"),
         (f"{json.dumps(QA)}\n{{", "dev.json, row 2: not JSON"),
         (f"{json.dumps(QA)}\n3", "dev.json, row 2: expected a JSON object, found a int"),
-        (
-            {**QA, "context": None},
-            "row 1: 'context' must be text. Expected id, question, context, answers. Found: ",
-        ),
+        ({**QA, "context": None}, "row 1: 'context' must be text. Expected id, question, context, answers. Found: "),
         ({"id": "1", "query": "who", "passage": "x"}, "row 1: 'question' must be text.* Found: id, query, passage"),
         ({**QA, "answers": "anna"}, "row 1: cannot read 'answers': anna. Expected"),
-        ({**QA, "answers": {"text": ["anna"], "answer_start": []}}, "row 1: cannot read 'answers': "),
         ({**QA, "answers": {"text": ["anna"], "answer_start": ["5"]}}, "row 1: cannot read 'answers': "),
-        ({**QA, "answers": [{"text": "anna"}]}, "row 1: cannot read 'answers': "),
-        (
-            {**QA, "is_impossible": True},
-            "row 1: 'is_impossible' is true, but 'answers' contains 'anna'",
-        ),
+        ({**QA, "is_impossible": True}, "row 1: 'is_impossible' is true, but 'answers' contains 'anna'"),
         ({**QA, "is_impossible": "False"}, "row 1: 'is_impossible' must be true or false, not 'False'"),
-        ({**QA, "is_impossible": "maybe"}, "row 1: 'is_impossible' must be true or false, not 'maybe'"),
-        ({**QA, "is_impossible": 2}, "row 1: 'is_impossible' must be true or false, not 2"),
-        *(
-            ({**QA, name: "\ud83d"}, f"row 1: '{name}' is not valid Unicode: .ud83d is half of a character")
-            for name in ("id", "question", "context")
-        ),
-        (nested([{**QA, "title": "", "answers": [("a\ude00", 0)]}]), r"qas\[0\]: 'answers' is not valid Unicode"),
         ([QA, QA], "row 2: .*row 1 has the same id, 1"),
-        (
-            [QA, {**QA, "id": "2", "answers": None}],
-            "row 2: question 2 has no answer .* Set --version_2_with_negative",
-        ),
+        ([QA, {**QA, "id": "2", "answers": None}], "question 2 has no answer .* Set --version_2_with_negative"),
         ([QA, {**QA, "id": "2", "answers": [{"text": " ", "answer_start": 0}]}], "row 2: question 2 has no answer"),
-        (
-            {"data": [{"title": "T", "paragraphs": {}}]},
-            r"data\[0\]: expected the list 'paragraphs' .* Found: title, paragraphs",
-        ),
-        (
-            {"data": [{"paragraphs": [{"context": "x"}]}]},
-            r"data\[0\].paragraphs\[0\]: expected the list 'qas' .* Found: context",
-        ),
-        (
-            {"data": [{"paragraphs": [{"qas": [QA, "who"]}]}]},
-            r"paragraphs\[0\].qas\[1\]: expected a question object, found a str",
-        ),
+        ({"data": [{"paragraphs": {}}]}, r"data\[0\]: expected the list 'paragraphs' .* Found: paragraphs"),
+        ({"data": [{"paragraphs": [{"qas": ["who"]}]}]}, r"qas\[0\]: expected a question object, found a str"),
     ],
 )
 def test_bad_files(content, message, tmp_path):

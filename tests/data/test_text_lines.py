@@ -6,41 +6,9 @@ import resource
 import forked
 import pyarrow as pa
 import pytest
-import xxhash
 
-from snugbert.data.tables import read_json_rows
 from snugbert.data.text_lines import LONGEST_LINE, ReadingLog, read_numbered_lines, read_text_lines
 from snugbert.errors import InputError
-
-
-def compress_zstd(text: bytes) -> bytes:
-    """A Zstandard frame with a checksum, which pyarrow does not write. The text is stored as it is."""
-    assert len(text) < 256
-    frame = b"\x28\xb5\x2f\xfd\x24" + bytes([len(text)]) + (len(text) << 3 | 1).to_bytes(3, "little") + text
-    return frame + (xxhash.xxh64(text).intdigest() & 0xFFFFFFFF).to_bytes(4, "little")
-
-
-@pytest.mark.parametrize("on_bad_text", ["skip", "replace"])
-@pytest.mark.parametrize(("bit", "bad_text"), [(0x80, "not UTF-8"), (0x08, "not JSON")])
-@pytest.mark.parametrize(("suffix", "kind"), [(".gz", "gzip"), (".zst", "Zstandard")])
-def test_bad_text_in_a_damaged_file_does_not_hide_the_damage(tmp_path, suffix, kind, bit, bad_text, on_bad_text):
-    """A flipped bit makes the text look wrong. The checksum, at the end of the file, shows that the text was right."""
-    text = b'{"text": "fine"}\n' * 3
-    content = bytearray(gzip.compress(text, compresslevel=0, mtime=0) if suffix == ".gz" else compress_zstd(text))
-    file = tmp_path / f"text.jsonl{suffix}"
-    file.write_bytes(content)
-    assert len(list(read_json_rows(file))) == 3
-    place = content.index(b"fine") + len("fine")  # a quote
-    content[place] ^= bit
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=rf"{suffix}.*: damaged or incomplete {kind} file \("):
-        list(read_json_rows(file, ReadingLog(on_bad_text)))
-    # The same text in an undamaged file is bad text.
-    start = content.index(b'{"text"')
-    wrong = bytes(content[start : start + len(text)])
-    file.write_bytes(gzip.compress(wrong) if suffix == ".gz" else compress_zstd(wrong))
-    with pytest.raises(InputError, match=f"row 1: {bad_text}|line 1: {bad_text}"):
-        list(read_json_rows(file))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
@@ -79,50 +47,25 @@ def test_lines_that_are_not_utf_8(tmp_path):
     assert ReadingLog("skip").summarize() == ""
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_every_line_of_utf_16_is_bad_text(tmp_path, encoding):
-    file = tmp_path / "text.txt"
-    file.write_bytes("A text.\n\nZürich, 東京.\n".encode(encoding))
-    message = r"text.txt, line 1: not UTF-8 \(NUL bytes\)"
-    for log in (ReadingLog(), ReadingLog("error")):
-        with pytest.raises(InputError, match=message):
-            list(read_numbered_lines(file, log=log))
-    log = ReadingLog("skip")
-    assert not [line for _, line in read_numbered_lines(file, log=log)]
-    log = ReadingLog("replace")
-    lines = [line for _, line in read_numbered_lines(file, log=log)]
-    assert log.repaired == len(lines) > 2 and "\0" not in "".join(lines)
-
-
-def read_and_print_peak(files):
-    """Prints the error of each file, then the growth of the peak memory in megabytes."""
-
-    def peak() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-    before = peak()
-    for file in files:
-        try:
-            list(read_text_lines(file))
-        except ValueError as error:
-            print(error)
-    print(peak() - before)
+def read_and_print_peak(file):
+    """Prints the error of a file, then the growth of the peak memory in megabytes."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        list(read_text_lines(file))
+    except InputError as error:
+        print(error)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
     """200 MB of text in 200 KB of gzip are refused in 100 MB of memory."""
-    files = [tmp_path / name for name in ("line.txt.gz", "line.jsonl.gz", "line.csv.gz")]
-    content = gzip.compress(b"a" * 10**6)  # members of a gzip file follow each other
-    for file in files:
-        file.write_bytes(gzip.compress(b"fine\n") + content * 200)
-    assert files[0].stat().st_size < 300_000
-    process = forked.run(read_and_print_peak, files)
+    file = tmp_path / "line.txt.gz"
+    file.write_bytes(gzip.compress(b"fine\n") + gzip.compress(b"a" * 10**6) * 200)  # members follow each other
+    assert file.stat().st_size < 300_000
+    process = forked.run(read_and_print_peak, file)
     assert process.returncode == 0, process.stderr
-    *messages, megabytes = process.stdout.splitlines()
-    assert messages == [
-        f"{file}, line 2: longer than 16 MiB. Split this line. In JSON, write one object per line." for file in files
-    ]
-    assert int(megabytes) < 100
+    message, megabytes = process.stdout.splitlines()
+    assert message.startswith(f"{file}, line 2: longer than 16 MiB. Split this line.") and int(megabytes) < 100
 
 
 def test_a_line_may_be_as_long_as_the_limit(tmp_path):

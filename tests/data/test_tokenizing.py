@@ -1,9 +1,8 @@
 """Documents are split into the same tokens as the tokenizer gives for whole sentences."""
 
 import gzip
-import multiprocessing
+import pickle
 from itertools import chain, pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +11,10 @@ from prepared import content, prepare
 
 import snugbert
 from snugbert.cli.model_arguments import TokenizerArguments
-from snugbert.data import tokenizing
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.documents import read_documents, split_sentences
 from snugbert.data.tokenizing import DocumentTokenizer, hash_tokenizer
 from snugbert.families.loading import load_tokenizer
-from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 
 @pytest.mark.parametrize("cased", [False, True])
@@ -87,24 +84,9 @@ def test_padding_and_truncation_do_not_matter_but_tokens_and_case_do(words_token
     assert digest not in [hash_tokenizer(other) for other in others]
 
 
-@pytest.mark.slow
-def test_spawned_processes_write_the_same_files_as_forked_ones(small, words_tokenizer, tmp_path, monkeypatch):
-    """On macOS and Windows processes are spawned, and their arguments are pickled.
-
-    Processes of a fork server get pickled arguments too, and import the package only once.
-    """
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([PretrainingDataset.__module__, DocumentTokenizer.__module__])
-    contexts = {"fork": multiprocessing.get_context("fork"), "spawn": server}
-    used, written = [], []
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: used.append(method) or contexts[method])
-    for system in ("linux", "darwin"):
-        monkeypatch.setattr(tokenizing, "sys", SimpleNamespace(platform=system))
-        folder = tmp_path / system
-        corpus = prepare(folder, words_tokenizer, small.text, language=None, num_workers=2)
-        PretrainingDataset(corpus, words_tokenizer, max_seq_length=16, epochs_dir=folder)
-        written.append({file.suffix: file.read_bytes() for file in folder.iterdir() if "lock" not in file.name})
-    assert used == ["fork", "fork", "spawn", "spawn"]
-    assert sorted(written[0]) == [".arrow", ".examples", ".index", ".json"]
-    assert written[0][".arrow"] == small.bytes
-    assert written[0] == written[1]
+def test_a_pickled_tokenizer_splits_text_alike(words_tokenizer):
+    """On macOS and Windows, processes get their arguments pickled."""
+    worker = DocumentTokenizer(words_tokenizer, None)
+    again = pickle.loads(pickle.dumps(worker))
+    for batch in ([(0, ["w1 [MASK] w2", "w3"])], [(1, ["w2"])]):
+        np.testing.assert_equal(vars(again(batch)), vars(worker(batch)))

@@ -1,47 +1,39 @@
 """Undamaged files of every format, and how commands read them. `fuzz.py` mutates and reads the files."""
 
-import contextlib
+import csv
 import gzip
 import json
 import random
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
+import pandas
 import torch
+from mutations import compress_zstd
 from prepared import content, prepare
 from synthetic import make_trainer
 
 import snugbert
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.cli.parser import parse_arguments
-from snugbert.continuation import make_record
 from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.data.documents import read_documents
-from snugbert.data.squad import check_answers, read_questions
 from snugbert.families.loading import load_tokenizer
 from snugbert.families.reading import read_checkpoint as read_checkpoint_to_convert
 from snugbert.families.sentence_transformers_files import copy_files
 from snugbert.families.weight_files import read_weights
-from snugbert.prediction.formats import make_format
 from snugbert.prediction.make_predictor import find_reader, make_predictor
-from snugbert.prediction.predict_file import write_predictions
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import RowPredictor
 from snugbert.reports import pretraining_plots
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.labels import choose_labels, encode_labels
 from snugbert.tasks.tagging import Tagging
 from snugbert.tasks.task_arguments import GlueDataArguments
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.finetuning.run_records import check_plan
-from snugbert.trainers.finetuning.sweep_file import read_sweep_file
 from snugbert.trainers.run.checkpoints import write_manifest
 
 WORDS = [f"w{number}" for number in range(90)]
@@ -63,12 +55,9 @@ class Format(NamedTuple):
 
 
 def make_small() -> None:
-    """Makes small blocks of corpora, and no plots, which take longer than reading. For this process and its forks."""
+    """Makes small blocks of corpora, and no plots, which take longer than reading. For this process."""
     preparation.BLOCK_TOKENS, preparation.BATCH_CHARACTERS = 60, 100
     pretraining_plots.draw_training = lambda *arguments: None
-
-
-# --- corpus -----------------------------------------------------------------------------------------------------
 
 
 def make_tokenizer() -> snugbert.SnugBertTokenizer:
@@ -79,6 +68,9 @@ def make_tokenizer() -> snugbert.SnugBertTokenizer:
 def make_texts(number: int) -> list[str]:
     generator = random.Random(0)
     return [" ".join(generator.choices(WORDS, k=generator.randint(2, 9))) for _ in range(number)]
+
+
+# --- corpus and checkpoint --------------------------------------------------------------------------------------
 
 
 def write_corpus(folder: Path) -> None:
@@ -94,9 +86,6 @@ def read_corpus(folder: Path, mutated: Path) -> None:
         assert max(map(max, document)) < len(tokenizer), "a token is outside the vocabulary"
     assert corpus.num_documents == sum(len(block.documents) - 1 for block in corpus.blocks)
     prepare(folder, tokenizer, folder / "text.txt", language=None, num_workers=1)
-
-
-# --- checkpoint -------------------------------------------------------------------------------------------------
 
 
 def write_checkpoint(folder: Path) -> None:
@@ -117,27 +106,24 @@ def read_checkpoint(folder: Path, mutated: Path) -> None:
 
 
 def write_tables(folder: Path) -> None:
-    rows = [
-        {"sentence1": text, "sentence2": f'{text}, "{number}"', "label": ["yes", "no"][number % 2]}
-        for number, text in enumerate(make_texts(12))
-    ]
-    tables = {
-        "tsv": "\t".join,
-        "csv": lambda cells: ",".join(f'"{cell.replace(chr(34), chr(34) * 2)}"' for cell in cells),
-    }
+    """Writes the same rows as TSV, CSV, JSON and CoNLL, plain and compressed, and rows of other kinds."""
+    texts = make_texts(12)
+    rows = [{"sentence1": text, "sentence2": f'"{text}", 1', "label": ["no", "yes"][text > "w5"]} for text in texts]
+    frame = pandas.DataFrame(rows)
     contents = {
-        suffix: "".join(f"{join(line)}\n" for line in [[*rows[0]], *(row.values() for row in rows)])
-        for suffix, join in tables.items()
+        "csv": frame.to_csv(index=False),
+        "tsv": frame.to_csv(index=False, sep="\t", quoting=csv.QUOTE_NONE),
+        "json": json.dumps(rows),
+        "jsonl": frame.to_json(orient="records", lines=True),
+        "conll": "\n\n".join("\n".join(f"{word} O" for word in text.split()) for text in texts),
     }
-    contents |= {"json": json.dumps(rows), "jsonl": "".join(f"{json.dumps(row)}\n" for row in rows)}
-    contents["conll"] = "\n\n".join("\n".join(f"{word} O" for word in text.split()) for text in make_texts(8))
     for suffix, text in contents.items():
         (folder / f"table.{suffix}").write_text(text)
         (folder / f"table.{suffix}.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
-        (folder / f"table.{suffix}.zst").write_bytes(pyarrow.Codec("zstd").compress(text.encode(), asbytes=True))
-    pyarrow.parquet.write_table(pyarrow.table({"text": make_texts(12)}), folder / "table.parquet")
-    tagged = [{"tokens": text.split(), "ner_tags": ["O"] * len(text.split())} for text in make_texts(8)]
-    (folder / "tagged.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in tagged))
+        (folder / f"table.{suffix}.zst").write_bytes(compress_zstd(text.encode()))
+    frame.rename(columns={"sentence1": "text"}).to_parquet(folder / "table.parquet")
+    tagged = pandas.DataFrame([{"tokens": text.split(), "ner_tags": ["O"] * len(text.split())} for text in texts])
+    tagged.to_json(folder / "tagged.jsonl", orient="records", lines=True)
 
 
 def read_table(folder: Path, mutated: Path) -> None:
@@ -156,120 +142,78 @@ def read_table(folder: Path, mutated: Path) -> None:
 
 
 EMBEDDER: dict[str, Any] = {
-    "embedder/modules.json": [
+    "modules.json": [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
         {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
     ],
-    "embedder/config.json": {"model_type": "bert", "architectures": ["BertModel"]},
-    "embedder/config_sentence_transformers.json": {"prompts": {"query": "q"}, "activation_fn": "torch.nn.Tanh"},
-    "embedder/sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": False},
-    "embedder/1_Pooling/config.json": {"embedding_dimension": 8, "pooling_mode": ["cls", "mean"]},
-    "embedder/2_Dense/config.json": {"in_features": 8, "out_features": 4, "bias": True},
-}
-PLAN_OF_A_RUN: dict[str, Any] = {
-    "--seeds": 2,
-    "--learning_rate": 1e-5,
-    "--train_file": "a.csv",
-    "--num_train_epochs": 3.0,
+    "config.json": {"model_type": "bert", "architectures": ["BertModel"]},
+    "config_sentence_transformers.json": {"prompts": {"query": "q"}, "activation_fn": "torch.nn.Tanh"},
+    "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": False},
+    "1_Pooling/config.json": {"embedding_dimension": 8, "pooling_mode": ["cls", "mean"]},
+    "2_Dense/config.json": {"in_features": 8, "out_features": 4, "bias": True},
 }
 
 
-def write_json_files(folder: Path) -> None:
-    texts = make_texts(6)
-    questions = [
-        {"id": str(number), "question": "w1 ?", "answers": [{"text": text.split()[0], "answer_start": 0}]}
-        for number, text in enumerate(texts)
-    ]
-    paragraphs = [{"context": text, "qas": [question]} for text, question in zip(texts, questions, strict=True)]
-    (folder / "squad.json").write_text(json.dumps({"data": [{"title": "a", "paragraphs": paragraphs}]}))
-    write_model(folder / "model")
-    (folder / "sst2/checkpoint-1").mkdir(parents=True)  # the suite has begun
-    for name, values in (EMBEDDER | {"plan.json": make_record("suite", PLAN_OF_A_RUN)}).items():
+def write_embedder(folder: Path) -> None:
+    for name, values in EMBEDDER.items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(json.dumps(values))
 
 
-def read_json_file(folder: Path, mutated: Path) -> None:
-    if mutated.name == "squad.json":
-        questions = check_answers(read_questions(mutated, "squad.json"), "squad.json", True, True, True)
-        for question in questions:
-            for text, start in zip(question.answers, question.answer_starts, strict=True):
-                assert question.context.startswith(text, start), "an answer is not at its position"
-    elif mutated.name == "plan.json":
-        check_plan("suite", PLAN_OF_A_RUN, [folder, folder / "sst2"])
-    elif mutated.is_relative_to(folder / "embedder"):
-        (folder / "copy").mkdir()
-        (folder / "copy/config.json").write_text("{}")
-        (folder / "copy/tokenizer_config.json").write_text("{}")
-        find_reader(folder / "embedder")
-        copy_files(folder / "embedder", folder / "copy")
-    else:
-        read_checkpoint_to_convert(folder / "model")
-        read_model(folder / "model", mutated)
+def read_embedder(folder: Path, mutated: Path) -> None:
+    (folder / "copy").mkdir()
+    for name in ("config.json", "tokenizer_config.json"):
+        (folder / "copy" / name).write_text("{}")
+    find_reader(folder)
+    copy_files(folder, folder / "copy")
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------
 
-FLAGS = """\
-tokenizer_name: {folder}
-train_file: [{folder}/a.txt, {folder}/b.txt]
-language: en
-preprocessing_num_workers: 3
-on_bad_text: skip
-"""
-SWEEP = """\
-method: random
-runs: 20
-hours: 2.5
-winner_seeds: 3
-settings:
-  learning_rate: {low: 1e-5, high: 1e-4, log: true}
-  warmup_steps: [16]
-"""
-
 
 def write_yaml(folder: Path) -> None:
-    (folder / "flags.yaml").write_text(FLAGS.format(folder=folder))
-    for name in ("a.txt", "b.txt"):
-        (folder / name).touch()
-    (folder / "sweep.yaml").write_text(SWEEP)
+    (folder / "flags.yaml").write_text(
+        f"tokenizer_name: {folder}\n"
+        f"train_file: [{folder}/flags.yaml, {folder}/*.yaml]\n"
+        "language: en\n"
+        "preprocessing_num_workers: 3\n"
+    )
 
 
 def read_yaml(folder: Path, mutated: Path) -> None:
-    if mutated.name == "sweep.yaml":
-        read_sweep_file(str(mutated), FineTuningArguments)
-        return
     types = [TokenizerArguments, PreparationArguments]
     tokenizer, text = parse_arguments(types, ["--config", str(mutated)], "snugbert prepare", "")
     assert isinstance(tokenizer.trust_remote_code, bool) and isinstance(text.train_file, list | None)
 
 
-# --- model, tokenizer and predictions ---------------------------------------------------------------------------
+# --- model and tokenizer ----------------------------------------------------------------------------------------
 
 
 def write_model(folder: Path) -> None:
+    """Writes the model, and the same in shards."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    more = {"document_windows": {"max_seq_length": 32, "doc_stride": 8}, "thresholds": {"yes": 0.4}}
     labels = {0: "no", 1: "yes"}
-    more = {
-        "text_columns": ["text"],
-        "document_windows": {"max_seq_length": 32, "doc_stride": 8},
-        "thresholds": {"yes": 0.4},
-    }
     config = snugbert.SnugBertConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=64, id2label=labels, **sizes, **more
+        vocab_size=len(tokenizer), max_position_embeddings=64, id2label=labels, text_columns=["text"], **sizes, **more
     )
-    snugbert.SnugBertForSequenceClassification(config).save_pretrained(folder)
+    model = snugbert.SnugBertForSequenceClassification(config)
+    model.save_pretrained(folder)
+    model.save_pretrained(folder / "shards", max_shard_size="5KB")
     tokenizer.save_pretrained(folder)
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in make_texts(4)))
+    (folder / "rows.jsonl").touch()
 
 
 def read_model(folder: Path, mutated: Path) -> None:
+    if mutated.parent.name == "shards":
+        assert all(tensor.numel() for tensor in read_weights(mutated.parent).values())
+        return
+    read_checkpoint_to_convert(folder)
     rows = [{"text": text} for text in make_texts(4)]
-    files = {"input_file": str(folder / "rows.jsonl"), "output_file": str(folder / "out.jsonl")}
-    args = PredictionArguments(model_name_or_path=str(folder), use_cpu=True, **files)
+    args = PredictionArguments(str(folder), str(folder / "rows.jsonl"), str(folder / "out.jsonl"), use_cpu=True)
     predictor = make_predictor(folder, args, rows)
     for prediction in predictor.answer([predictor.read(row) for row in rows]):
         probabilities = prediction.get("probabilities", {})
@@ -288,73 +232,12 @@ def read_tokenizer(folder: Path, mutated: Path) -> None:
     assert len(ids) and 0 <= ids.min() and ids.max() < len(tokenizer), "a token is outside the vocabulary"
 
 
-def write_weights(folder: Path) -> None:
-    write_model(folder)
-    model = snugbert.SnugBertForSequenceClassification.from_pretrained(folder)
-    model.save_pretrained(folder / "shards", max_shard_size="5KB")
-
-
-def read_shards_or_model(folder: Path, mutated: Path) -> None:
-    if mutated.parent.name == "shards":
-        assert all(tensor.numel() for tensor in read_weights(mutated.parent).values())
-    else:
-        read_model(folder, mutated)
-
-
-class Echo(RowPredictor):
-    """Predicts the length of a text."""
-
-    columns = ("text",)
-
-    def read(self, values: Mapping[str, Any]) -> str:
-        return str(values["text"])
-
-    def answer(self, examples: list[str]) -> list[dict[str, Any]]:
-        return [{"length": len(text)} for text in examples]
-
-
-def _prediction_arguments(folder: Path) -> PredictionArguments:
-    files = {"input_file": str(folder / "rows.jsonl"), "output_file": str(folder / "out.jsonl")}
-    return PredictionArguments(model_name_or_path=str(folder / "model"), use_cpu=True, **files)
-
-
-def write_partial_predictions(folder: Path) -> None:
-    (folder / "model").mkdir()
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in make_texts(6)))
-    args = _prediction_arguments(folder)
-
-    class Killed(Echo):
-        def answer_windows(self, windows):
-            (window,) = windows
-            yield window[:3], self.answer([text for _, text in window[:3]])
-            raise KeyboardInterrupt
-
-    with contextlib.suppress(KeyboardInterrupt):
-        write_predictions(args, make_format(args), Killed(), folder / "model")
-
-
-def read_partial_predictions(folder: Path, mutated: Path) -> None:
-    args = _prediction_arguments(folder)
-    write_predictions(args, make_format(args), Echo(), folder / "model")
-    lines = (folder / "out.jsonl").read_bytes().split(b"\n")[:-1]
-    # Rows are counted, not sealed: the three that were written before may contain anything.
-    texts = [(row["text"], row["length"]) for row in map(json.loads, lines[-2:])]
-    assert texts == [(text, len(text)) for text in make_texts(6)[-2:]], "a row was not predicted"
-
-
 FORMATS = {
     "corpus": Format(write_corpus, ("*.arrow", "*.index"), read_corpus),
     "checkpoint": Format(write_checkpoint, ("checkpoint-2/*", "metrics.jsonl"), read_checkpoint),
     "table": Format(write_tables, ("table.*", "tagged.*"), read_table),
-    "json": Format(
-        write_json_files,
-        ("squad.json", "model/config.json", "plan.json", "sst2/*.json", "embedder/*.json", "embedder/*/*.json"),
-        read_json_file,
-    ),
-    "yaml": Format(write_yaml, ("flags.yaml", "sweep.yaml"), read_yaml),
+    "embedder": Format(write_embedder, ("*.json", "*/*.json"), read_embedder),
+    "yaml": Format(write_yaml, ("flags.yaml",), read_yaml),
     "tokenizer": Format(write_tokenizers, ("json/*.json", "txt/vocab.txt"), read_tokenizer),
-    "safetensors": Format(
-        write_weights, ("*.safetensors", "shards/*.safetensors", "shards/*.json"), read_shards_or_model
-    ),
-    "predictions": Format(write_partial_predictions, ("out.jsonl.partial",), read_partial_predictions),
+    "model": Format(write_model, ("config.json", "*.safetensors", "shards/model*"), read_model),
 }

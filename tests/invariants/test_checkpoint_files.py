@@ -2,20 +2,11 @@
 
 import pytest
 import torch
-import transformers
+from checkpoint_files import write_checkpoint
 from parity import CONFIG, ours_and_stock, ragged_batch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import snugbert
-
-
-def write_checkpoint(folder, weights: dict[str, torch.Tensor], binary: bool = False):
-    folder.mkdir()
-    transformers.BertConfig(**CONFIG).save_pretrained(folder)
-    if binary:
-        torch.save(weights, folder / "pytorch_model.bin")
-    else:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors")
 
 
 def old_layer_norm_names(weights):

@@ -11,7 +11,6 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import snugbert
-from snugbert.cli.main import EXTRA_MODULES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -60,13 +59,6 @@ def test_every_dependency_has_a_license_that_allows_to_depend_on_it():
     assert table.keys() == list_locked(), f"Run python tests/licenses.py, and complete {TABLE.name} by hand."
     # Only the environment of the servers has moocore.
     assert find_refused(table) == {"moocore": "LGPL-2.1-or-later"}
-
-
-def test_commands_name_an_extra_for_each_of_its_packages():
-    extras = PROJECT["project"]["optional-dependencies"]
-    names = {Requirement(text).name for text in (*extras["train"], *extras["demo"])} - {"snugbert"}
-    modules = {"sklearn" if name == "scikit-learn" else name for name in names}
-    assert modules == set(EXTRA_MODULES)
 
 
 def test_the_citation_has_the_version():

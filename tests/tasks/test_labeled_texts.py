@@ -392,14 +392,6 @@ def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
         ),
         ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict\. Expected text or a number"),
         (
-            "a.jsonl",
-            '{"sentence": "a \\ud83d\\ude00", "label": "\\ude00"}',
-            r"a\.jsonl, row 1: the label is not valid Unicode: \\ude00 is half of a character\. Remove \\ude00\.$",
-        ),
-        ("a.jsonl", '{"sentence": "a", "label": ["x", "\\ud83d"]}', r"row 1: the label is not valid Unicode"),
-        ("a.jsonl", '{"sentence": "a \\ud83d", "label": 1}', r"row 1: column 'sentence' is not valid Unicode"),
-        ("a.jsonl", '{"te\\ud83dxt": "a", "label": 1}', r"a\.jsonl: the name of a column is not valid Unicode"),
-        (
             "a.csv",
             "sentence,label\na,\nb,\n",
             r"a\.csv: 2 of 2 rows have no label in column 'label': 2, 3\. Add labels\.$",

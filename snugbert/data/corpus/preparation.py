@@ -53,7 +53,7 @@ from snugbert.data.tokenizing import (
     map_in_order,
     needs_words,
 )
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError, shorten
 from snugbert.files import hash_json, lock_file
 from snugbert.progress import Progress
 from snugbert.storage.inputs import work_folder
@@ -187,8 +187,8 @@ def prepare_parts(
         lines_language: the language of the text if each line is a sentence. None: unknown.
 
     Returns:
-        How much of the text is repeated. If other parts are missing, only the text that these parts read is counted.
-        None if no text was read and the corpus has no report.
+        How much of the text that was read is repeated. If all parts are prepared, the report of the corpus. It has
+        none if no call read all of the text: if shards or an earlier, interrupted call prepared parts.
     """
     settings = _list_settings(parts[0], tokenizer, language, documents, lines_language, store_words)
     output = CorpusFolder(folder)
@@ -271,12 +271,11 @@ def _write_missing_parts(
     num_workers: int | None,
     show_progress: bool,
 ) -> RepeatedText:
-    with lock_file(output.folder / ".lock"):
-        output.remove_file(REPORT_NAME)
+    output.remove_file(REPORT_NAME)
     sizes = [part.size for part in parts]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     log, counter = ReadingLog(parts[0].text.on_bad_text), RepeatCounter(parts[0].deduplicate)
-    uncounted: list[Part] = []  # their text was not read, because they were prepared before
+    all_is_read = parts[0].reads_everything or len(parts) == parts[0].num_parts
     with Progress("preparing", total, "bytes" if parts[0].files else "rows", show=show_progress) as progress:
         for part, size in zip(parts, sizes, strict=True):
             with lock_file(output.folder / f".{part.name}.lock"):
@@ -285,7 +284,7 @@ def _write_missing_parts(
                 written = CorpusFolder(output.folder)
                 is_published = _is_made_from(output.read_record(part.name), record)
                 if is_published or _is_made_from(written.read_record(part.name), record):  # or an upload failed
-                    uncounted.append(part)
+                    all_is_read = False
                     log.skip(size or 0)
                     progress.skip_to(log.position)
                 else:
@@ -303,7 +302,10 @@ def _write_missing_parts(
                     output.publish(part.name)
     if summary := log.summarize():
         print(summary, file=sys.stderr)
-    return _count_repeated_text(output, parts, uncounted, counter)
+    if all_is_read:
+        write_report(output.folder, counter.report)
+        output.publish_file(REPORT_NAME)
+    return counter.report
 
 
 def _is_made_from(before: Mapping[str, Any] | None, record: Mapping[str, Any]) -> bool:
@@ -317,24 +319,6 @@ def find_missing_parts(output: CorpusFolder, parts: Sequence[Part], prepared: Pa
     return [part.name for part in parts if settings.get(part.name) != settings[prepared.name]]
 
 
-def _count_repeated_text(
-    output: CorpusFolder, parts: Sequence[Part], uncounted: Sequence[Part], counter: RepeatCounter
-) -> RepeatedText:
-    """Writes the report of the corpus, if these parts read all of its text."""
-    covers_everything = parts[0].reads_everything or len(parts) == parts[0].num_parts
-    with lock_file(output.folder / ".lock"):  # one process counts the text of the parts that other processes wrote
-        report = read_report(output.place)
-        if report is None:
-            for part in uncounted if covers_everything else ():
-                for _ in part.read_documents(ReadingLog(part.text.on_bad_text), counter):
-                    pass
-            report = counter.report
-            if covers_everything:
-                write_report(output.folder, report)
-                output.publish_file(REPORT_NAME)
-    return report
-
-
 def _check_not_empty(output: CorpusFolder, parts: Sequence[Part]) -> None:
     """If all parts are prepared and none has a document, removes the parts and raises an [`InputError`]."""
     sizes = output.find_parts()
@@ -344,9 +328,7 @@ def _check_not_empty(output: CorpusFolder, parts: Sequence[Part]) -> None:
         return
     for name in sizes:
         output.remove_part(name)
-    files = parts[0].files
-    more = f" and {format_count(len(files) - 1, 'more file')}" if len(files) > 1 else ""
-    raise InputError(f"{locate_file(files[0]) if files else parts[0].names[0]}{more}: no documents.")
+    raise InputError(f"{shorten([*map(locate_file, parts[0].files)] or [*parts[0].names])}: no documents.")
 
 
 def _write_part(

@@ -141,7 +141,9 @@ def plan_parts(
         raise InputError("no text. Pass --train_file or --dataset_name.")
     names = tuple(name_files(files)) or (f"{DATASET}{text.dataset_name}",)
     if not files or deduplicate is not None:
-        divides_files = not files and deduplicate is None and _can_divide_files(text, num_shards)
+        # Each shard of a dataset reads its own files if there are enough. Otherwise, it reads all of the dataset.
+        has_choice = not files and deduplicate is None and num_shards > 1
+        divides_files = has_choice and count_dataset_files(text) >= num_shards
         every = range(num_shards)
         return [Part(n, num_shards, text, tuple(files), names, keeps, deduplicate, divides_files) for n in every]
     if len(files) < num_shards:
@@ -157,8 +159,3 @@ def plan_parts(
         Part(number, len(groups), text, tuple(files[at] for at in group), tuple(names[at] for at in group), keeps)
         for number, group in enumerate(groups)
     ]
-
-
-def _can_divide_files(text: TextArguments, num_shards: int) -> bool:
-    """Whether each shard of a dataset can read its own files. Otherwise, each shard reads all of it."""
-    return num_shards > 1 and count_dataset_files(text) >= num_shards

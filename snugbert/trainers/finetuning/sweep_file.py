@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy as np
 import yaml
 
-from snugbert.cli.parser import PlainLoader, parse_arguments
+from snugbert.cli.parser import compose_yaml, parse_arguments
 from snugbert.errors import InputError, did_you_mean, explain_choice, join_lines, suggest_path
 
 PRESETS = ("paper", "fixed", "stable")
@@ -146,7 +146,9 @@ def read_sweep_file(name: str, args_class: type) -> SweepFile:
             raise InputError(f"--sweep: the file {name} does not exist.{suggest_path(name)}")
         raise InputError(f"{explain_choice('--sweep', name, PRESETS)[:-1]}, or pass a YAML file.")
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), PlainLoader)  # a subclass of the safe loader
+        text = file.read_text(encoding="utf-8")
+        compose_yaml(text)
+        content = yaml.safe_load(text)
         json.dumps(content)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"--sweep: {name} cannot be read: {join_lines(error)}") from error

@@ -34,11 +34,7 @@ def test_a_data_worker_does_not_verify_again(small, words_tokenizer):
         open_corpus(small.folder, words_tokenizer)
 
 
-def test_a_cut_part_and_a_part_of_another_corpus_are_refused(small, words_tokenizer):
-    small.file.write_bytes(small.bytes[:-8])
-    with pytest.raises(InputError, match=r"part-00000-of-00001\.arrow is damaged .*bytes instead of"):
-        open_corpus(small.folder, words_tokenizer)
-    small.file.write_bytes(small.bytes)
+def test_a_part_of_another_corpus_is_refused(small, words_tokenizer):
     for suffix in (".arrow", ".index"):
         small.file.with_name(f"part-00000-of-00002{suffix}").touch()
     with pytest.raises(InputError, match=r"part-00000-of-00001\.arrow and part-00000-of-00002\.arrow belong to diff"):

@@ -5,11 +5,9 @@ import json
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import forked
-import psutil
 import pytest
 from prepared import content, prepare, text_arguments
 
@@ -24,6 +22,7 @@ from snugbert.data.data_arguments import TextArguments
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import count_characters
+from snugbert.storage import inputs
 from snugbert.storage import urls as remote_files
 from snugbert.trainers.pretraining.corpora import list_sources, load_corpora
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
@@ -31,10 +30,9 @@ from snugbert_cli import main as snugbert_command
 
 
 @pytest.fixture(autouse=True)
-def staging(tmp_path, monkeypatch):
+def own_machine(tmp_path, monkeypatch):
     """Each test is a machine of its own."""
-    monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "home"))
-    return tmp_path / "home/snugbert/outputs"
+    monkeypatch.setattr(inputs, "HF_HOME", str(tmp_path / "home"))
 
 
 def write_text(folder, count=7, sentences=40):
@@ -45,6 +43,10 @@ def write_text(folder, count=7, sentences=40):
         documents = [f"Document {each} of file {number}. It has words." * (1 + each % 3) for each in range(sentences)]
         file.write_text("\n\n".join(documents))
     return folder
+
+
+def write_parts(folder, parts, tokenizer, **options):
+    return prepare_parts(folder, parts, tokenizer, num_workers=1, show_progress=False, **options)
 
 
 def read_parts(folder):
@@ -58,14 +60,14 @@ def test_the_same_text_gives_the_same_bytes_everywhere(tmp_path, tokenizer, buck
     written = []
     for number, pattern in enumerate(patterns):
         for part in plan_parts(text_arguments(pattern), num_shards=3):
-            prepare_parts(tmp_path / f"corpus{number}", [part], tokenizer, num_workers=1, show_progress=False)
+            write_parts(tmp_path / f"corpus{number}", [part], tokenizer)
         written.append(read_parts(tmp_path / f"corpus{number}"))
     assert len(written[0]) == 3 and written[0] == written[1] == written[2]
     record = CorpusFolder(tmp_path / "corpus2").read_record("part-00000-of-00003.arrow")
     assert [*record["settings"][TEXT]] == ["first/0.txt", "first/1.txt"]
     # A corpus of copies is reused. Another text with the same names is not replaced.
     stamps = {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus0").glob("*.arrow")}
-    prepare_parts(tmp_path / "corpus0", plan_parts(text_arguments(patterns[2]), 3), tokenizer, show_progress=False)
+    write_parts(tmp_path / "corpus0", plan_parts(text_arguments(patterns[2]), 3), tokenizer)
     assert stamps == {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus0").glob("*.arrow")}
     (roots[1] / "first/0.txt").write_text("Another text.")
     with pytest.raises(InputError, match=r"00000-of-00003\.arrow has other settings\.\n.*before.*\n.*text first/0"):
@@ -87,78 +89,56 @@ def test_a_text_that_changes_while_it_is_read_is_noticed(tmp_path, tokenizer, bu
     assert not read_parts(tmp_path / "corpus")
 
 
-@pytest.mark.parametrize("version", ["", "the same"])
-def test_a_text_without_version_is_read_again(tmp_path, tokenizer, bucket, monkeypatch, version):
+def test_a_text_without_version_is_read_again(tmp_path, tokenizer, bucket, monkeypatch):
     """Some web servers send neither a checksum nor a time. The size stays the same."""
     read_entry = remote_files._read_entry
-    monkeypatch.setattr(remote_files, "_read_entry", lambda *facts: read_entry(*facts)._replace(version=version))
+    monkeypatch.setattr(remote_files, "_read_entry", lambda *facts: read_entry(*facts)._replace(version=""))
     file = bucket.folder / "text.txt"
     file.write_text("A text of some words.\n" * 3)
     before = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt"))
     file.write_text("B text of some words.\n" * 3)
     after = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt", replace=True))
-    assert (before != after) == (version == "")
+    assert before != after
 
 
-def test_a_shard_keeps_what_another_machine_has_just_finished(tmp_path, tokenizer, bucket, monkeypatch):
-    """Two shards replace a corpus. One lists the bucket before the other one publishes its part."""
-    text = text_arguments(f"{write_text(tmp_path / 'text')}/**/*.txt")
-    first, second = plan_parts(text, num_shards=2)
-    url, folder = f"{bucket.url}/corpus", bucket.folder / "corpus"
-    options = {"num_workers": 1, "show_progress": False}
-    prepare_parts(url, plan_parts(text, num_shards=3), tokenizer, **options)  # of another division
-    prepare_parts(tmp_path / "new", [first, second], tokenizer, language=None, **options)
-    for part in (first, second):  # of other settings
-        prepare_parts(tmp_path / "old", [part], tokenizer, **options)
-    for file in (tmp_path / "old").glob("part-*"):
-        (folder / file.name).write_bytes(file.read_bytes())
-    read_records = CorpusFolder.read_records
-
-    def read_before_the_other(output):
-        records = read_records(output)
-        monkeypatch.setattr(CorpusFolder, "read_records", read_records)
-        monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "other machine"))
-        prepare_parts(url, [first], tokenizer, language=None, replace=True, **options)
-        assert find_missing_parts(CorpusFolder(url), [first, second], first) == [second.name]
-        return records
-
-    monkeypatch.setattr(CorpusFolder, "read_records", read_before_the_other)
-    prepare_parts(url, [second], tokenizer, language=None, replace=True, **options)
-    assert read_parts(folder) == read_parts(tmp_path / "new")
-
-
-def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucket, staging, monkeypatch):
+def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucket, monkeypatch):
     """The disk never holds two parts. Another machine continues, with the parts in the bucket."""
     text = text_arguments(f"{write_text(tmp_path / 'text')}/**/*.txt")
-    parts, url = plan_parts(text, num_shards=4), f"{bucket.url}/my/corpus"
-    options = {"num_workers": 1, "show_progress": False}
-    report = prepare_parts(tmp_path / "local", parts, tokenizer, **options)
+    parts, url, stored = plan_parts(text, num_shards=4), f"{bucket.url}/my/corpus", bucket.folder / "my/corpus"
+    write_parts(tmp_path / "local", parts, tokenizer)
     expected = read_parts(tmp_path / "local")
     upload, sizes, uploads = corpus_folder.upload, [], []
 
     def measure(file, target):
-        sizes.append([len(part) for part in read_parts(file.parent).values()])
+        sizes.append(len(read_parts(file.parent)))
         uploads.append(target.rpartition("/")[2])
         upload(file, target)
 
     monkeypatch.setattr(corpus_folder, "upload", measure)
-    prepare_parts(url, parts[:2], tokenizer, **options)
-    assert read_parts(bucket.folder / "my/corpus") == {name: expected[name] for name in list(expected)[:2]}
+    write_parts(url, parts[:2], tokenizer)
+    assert read_parts(stored) == {name: expected[name] for name in list(expected)[:2]}
     assert uploads == [each for part in parts[:2] for each in (part.name, index_name(part.name))]
-    assert all(len(each) == 1 for each in sizes), sizes
-    monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "other machine"))
+    assert set(sizes) == {1}
+    monkeypatch.setattr(inputs, "HF_HOME", str(tmp_path / "other machine"))
     uploads.clear()
-    assert prepare_parts(url, parts, tokenizer, **options) == report
-    assert read_parts(bucket.folder / "my/corpus") == expected
-    assert not any("00000-of" in name or "00001-of" in name for name in uploads)
-    assert (bucket.folder / "my/corpus/repeated_text.json").exists()
-    uploads.clear()
-    assert prepare_parts(url, parts, tokenizer, **options) == report and not uploads
-    with pytest.raises(InputError, match=rf"{url}/part-00000-of-00004\.arrow has other settings"):
-        prepare_parts(url, parts, tokenizer, language=None, **options)
-    prepare_parts(url, plan_parts(text, num_shards=3), tokenizer, replace=True, **options)
-    assert len(read_parts(bucket.folder / "my/corpus")) == 3
-    assert not Path("s3:").exists()
+    write_parts(url, parts, tokenizer)
+    assert read_parts(stored) == expected
+    assert uploads == [each for part in parts[2:] for each in (part.name, index_name(part.name))]
+    write_parts(url, parts, tokenizer)
+    assert len(uploads) == 4
+
+
+def test_other_settings_replace_a_corpus_only_on_request(tmp_path, tokenizer, bucket):
+    """A shard removes the parts of other divisions, but no part that another shard writes."""
+    text = text_arguments(f"{write_text(tmp_path / 'text')}/**/*.txt")
+    url, (first, second) = f"{bucket.url}/corpus", plan_parts(text, num_shards=2)
+    write_parts(url, plan_parts(text, num_shards=3), tokenizer)
+    with pytest.raises(InputError, match=rf"{url}/part-00000-of-00003\.arrow has other settings"):
+        write_parts(url, [first, second], tokenizer)
+    write_parts(url, [first], tokenizer, replace=True)
+    write_parts(url, [second], tokenizer, language=None, replace=True)
+    assert list(read_parts(bucket.folder / "corpus")) == [first.name, second.name]
+    assert find_missing_parts(CorpusFolder(url), [first, second], second) == [first.name]
 
 
 def test_commands_take_urls(tmp_path, bucket, monkeypatch, capsys):
@@ -184,9 +164,9 @@ def test_commands_take_urls(tmp_path, bucket, monkeypatch, capsys):
     assert not Path("s3:").exists()
 
 
-def prepare_shard(vocab, pattern, output, shard, num_shards, home, last):
-    """A machine of its own prepares a shard. It is killed after writing `last` blocks and files."""
-    corpus_folder.HF_HOME = home
+def prepare_shard(vocab, pattern, output, shard, home, last):
+    """A machine of its own prepares one of six shards. It is killed after writing `last` blocks and files."""
+    inputs.HF_HOME = home
     preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 500
     written = itertools.count()
 
@@ -201,77 +181,57 @@ def prepare_shard(vocab, pattern, output, shard, num_shards, home, last):
     preparation._write_block = kill_after(preparation._write_block)
     corpus_folder.upload = kill_after(corpus_folder.upload)
     tokenizer = snugbert.SnugBertTokenizer(vocab=str(vocab))
-    parts = plan_parts(text_arguments(pattern), num_shards)[shard - 1 :: num_shards]
-    prepare_parts(output, parts, tokenizer, num_workers=1, show_progress=False)
+    write_parts(output, plan_parts(text_arguments(pattern), 6)[shard - 1 :: 6], tokenizer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_shards", [6, pytest.param(50, marks=pytest.mark.long)])
-def test_killed_shards_give_the_corpus_of_one_process(data_dir, tmp_path, tokenizer, bucket, monkeypatch, num_shards):
-    """Eight at a time. Most are killed after a random block or upload, and started again there or elsewhere."""
-    write_text(bucket.folder / "text", count=num_shards + 3, sentences=60)
+def test_killed_shards_give_the_corpus_of_one_process(data_dir, tmp_path, tokenizer, bucket, monkeypatch):
+    """Six shards at once. Most are killed after a random block or upload, and started again there or elsewhere."""
+    write_text(bucket.folder / "text", count=9, sentences=60)
     pattern, url = f"{bucket.url}/text/*/*.txt", f"{bucket.url}/prepared"
     monkeypatch.setattr(preparation, "BLOCK_TOKENS", 500)
     monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 500)
-    parts = plan_parts(text_arguments(pattern), num_shards)
-    prepare_parts(tmp_path / "straight", parts, tokenizer, num_workers=1, show_progress=False)
+    write_parts(tmp_path / "straight", plan_parts(text_arguments(pattern), 6), tokenizer)
     vocab = data_dir / "vocab/bert-base-uncased-vocab.txt"
-    waiting, running = [(shard, 0) for shard in range(1, num_shards + 1)], {}
-    kills = 0
-    while waiting or running:
-        while waiting and len(running) < 8:
-            shard, attempt = waiting.pop(0)
+    unfinished, kills = list(range(1, 7)), 0
+    for attempt in range(3):
+        running = {}
+        for shard in unfinished:
             rng = random.Random(f"{shard} {attempt}")
             home = str(tmp_path / f"machine {rng.randrange(3)}")
             last = rng.randrange(5) if attempt < 2 and rng.random() < 0.7 else None
-            process = forked.start(prepare_shard, vocab, pattern, url, shard, num_shards, home, last)
-            running[shard] = process, attempt
-        time.sleep(0.02)
-        for shard in [shard for shard, (process, _) in running.items() if not is_alive(process)]:
-            process, attempt = running.pop(shard)
-            status = process.wait()
-            assert status in (0, -signal.SIGKILL), process.stderr
-            if status != 0:
+            running[shard] = forked.start(prepare_shard, vocab, pattern, url, shard, home, last)
+        for shard, process in running.items():
+            if process.wait() == 0:
+                unfinished.remove(shard)
+            else:
+                assert process.wait() == -signal.SIGKILL, process.stderr
                 kills += 1
-                waiting.append((shard, attempt + 1))
-    assert kills >= num_shards / 2
+    assert kills >= 3 and not unfinished
     assert read_parts(bucket.folder / "prepared") == read_parts(tmp_path / "straight")
-    assert len(read_parts(tmp_path / "straight")) == num_shards
-    assert content(prepare(tmp_path / "one", tokenizer, pattern)) == content(
-        open_corpus(tmp_path / "straight", tokenizer)
-    )
+    whole = prepare(tmp_path / "one", tokenizer, pattern)
+    assert content(whole) == content(open_corpus(tmp_path / "straight", tokenizer))
 
 
-def is_alive(process):
-    """Whether a forked process runs. One that has ended is a zombie of the server until `wait`."""
-    try:
-        return psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer):
+def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer, monkeypatch):
     """Three files, two shards. With more shards than files, or to find copies, each shard reads everything."""
-    data = tmp_path / "data"
-    data.mkdir()
+    (tmp_path / "data").mkdir()
     for file in range(3):
         rows = [json.dumps({"text": f"Row {row} of file {file}."}) + "\n" for row in range(4 + file)]
-        (data / f"train-{file}.jsonl").write_text("".join(rows))
-    text = TextArguments(dataset_name=str(data))
-    whole = prepare_dataset(tmp_path / "whole", text, tokenizer, 1)
-    corpora = {n: prepare_dataset(tmp_path / f"{n}", text, tokenizer, n) for n in (2, 4)}
-    assert [sum(rows) for rows in (whole[1], corpora[2][1])] == [15, 15] and min(corpora[2][1]) > 0
-    assert content(corpora[2][0]) == content(whole[0])  # consecutive files, so also in the order of the dataset
-    assert corpora[4][1] == [15] * 4
-    assert sorted(content(corpora[4][0])) == sorted(content(whole[0]))
-    assert prepare_dataset(tmp_path / "unique", text, tokenizer, 2, deduplicate="lines")[1] == [15] * 2
-
-
-def prepare_dataset(folder, text, tokenizer, num_shards, **options):
-    """Returns the corpus, and the number of rows that each shard read."""
+        (tmp_path / f"data/train-{file}.jsonl").write_text("".join(rows))
     logs = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "ReadingLog", lambda *arguments: logs.append(ReadingLog(*arguments)) or logs[-1])
-        for part in plan_parts(text, num_shards, **options):
-            prepare_parts(folder, [part], tokenizer, num_workers=1, show_progress=False)
-    return open_corpus(folder, tokenizer), [log.position for log in logs if log.position]
+    monkeypatch.setattr(preparation, "ReadingLog", lambda *choice: logs.append(ReadingLog(*choice)) or logs[-1])
+
+    def prepare_shards(folder, num_shards, **options):
+        """Returns the documents, and the number of rows that each shard read."""
+        logs.clear()
+        for part in plan_parts(TextArguments(dataset_name=str(tmp_path / "data")), num_shards, **options):
+            write_parts(tmp_path / folder, [part], tokenizer)
+        return content(open_corpus(tmp_path / folder, tokenizer)), [log.position for log in logs]
+
+    whole, rows = prepare_shards("1", 1)
+    halves, rows_of_halves = prepare_shards("2", 2)
+    assert whole == halves and rows == [15] == [sum(rows_of_halves)] and min(rows_of_halves) > 0
+    quarters, rows = prepare_shards("4", 4)
+    assert sorted(whole) == sorted(quarters) and rows == [15] * 4
+    assert prepare_shards("unique", 2, deduplicate="lines")[1] == [15] * 2

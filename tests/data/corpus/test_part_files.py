@@ -26,19 +26,16 @@ CHANGES = {
     "a block less": lambda arrays: arrays | {"tokens": arrays["tokens"][:-1]},
     "an offset back": lambda arrays: arrays | {"offsets": arrays["offsets"][::-1].copy()},
     "no tokens": lambda arrays: arrays | {"tokens": arrays["tokens"] * 0},
-    "no schema": lambda arrays: arrays | {"schema": np.zeros(len(arrays["schema"]), np.uint8)},
-    "half a digest": lambda arrays: arrays | {"digests": arrays["digests"][:, :16].copy()},
     "a negative length": lambda arrays: arrays | {"lengths": arrays["lengths"] - 100},
     "no offsets": lambda arrays: {name: array for name, array in arrays.items() if name != "offsets"},
 }
 
 
-@pytest.mark.parametrize("case", [*CHANGES, "cut", "not safetensors"])
-def test_a_damaged_index_is_a_clear_error(small, words_tokenizer, case):
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_an_inconsistent_index_is_a_clear_error(small, words_tokenizer, change):
     index = small.file.with_suffix(".index")
     data = index.read_bytes()
-    changed = {"cut": data[:-9], "not safetensors": b"{}"}.get(case)
-    index.write_bytes(save(CHANGES[case](load(data))) if changed is None else changed)
+    index.write_bytes(save(change(load(data))))
     with pytest.raises(InputError, match=r"part-00000-of-00001\.index is damaged .* Remove this file and prepare"):
         open_corpus(small.folder, words_tokenizer)
     assert parse_index(data, "x").file_size == small.file.stat().st_size == make_index(small.file).file_size

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import time
-from itertools import chain
 
 import datasets
 import forked
@@ -19,7 +18,7 @@ import snugbert
 from snugbert.data import tokenizing as document_tokenizer
 from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.corpus.preparation import plan_parts, prepare_in_cache, prepare_parts
+from snugbert.data.corpus.preparation import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import read_dataset_documents
 from snugbert.data.text_lines import ReadingLog
@@ -43,28 +42,23 @@ def test_boundaries_of_sentences_and_documents_by_hand(tmp_path):
 
 def test_odd_text_is_prepared_without_error(tmp_path, tokenizer):
     texts = {
-        "empty.txt": "\n \n\n" * 10_000,
         "empty.jsonl": '{"text": ""}\n' * 5_000,
-        "one.txt": "A document of one sentence.",
-        "half.jsonl": '{"text": "Half a \\ud83d character."}',
         "nul.jsonl": '{"text": "One \\u0000 sentence\\u0000. And another."}',
         "words.txt": "word " * 2_000_000,
         "unbroken.txt": "x" * 1_000_000,
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    corpus = prepare(tmp_path / "corpus", tokenizer, *(tmp_path / name for name in texts))
-    one, half, nul, words, unbroken = content(corpus)
-    decoded = [tokenizer.decode(sentence) for sentence in chain(one, half, nul)]
-    assert decoded == ["a document of one sentence.", "half a character.", "one sentence.", "and another."]
-    assert (len(words), len(words[0]), set(words[0])) == (1, 2_000_000, {tokenizer.vocab["word"]})
+    nul, (words,), unbroken = content(prepare(tmp_path / "corpus", tokenizer, *(tmp_path / name for name in texts)))
+    assert [tokenizer.decode(sentence) for sentence in nul] == ["one sentence.", "and another."]
+    assert (len(words), set(words)) == (2_000_000, {tokenizer.vocab["word"]})
     assert unbroken == [[tokenizer.unk_token_id]]  # WordPiece limits words to 100 characters
 
 
 def test_python_and_the_command_write_the_same_bytes(tmp_path, tokenizer):
-    rows = [{"body": f"Document {number} has a sentence. And another."} for number in range(20)]
-    for name, part in (("a", rows[:12]), ("b", rows[12:])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    for name in "ab":
+        rows = [{"body": f"Document {number} of {name} has a sentence. And another."} for number in range(10)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pattern = str(tmp_path / "*.jsonl")
     options = {"text_column_name": "body", "lines_are_sentences": True, "preprocessing_num_workers": 1}
     corpus = snugbert.prepare_corpus([pattern], tokenizer, tmp_path / "python", **options, show_progress=False)
@@ -72,10 +66,8 @@ def test_python_and_the_command_write_the_same_bytes(tmp_path, tokenizer):
     flags = [argument for name, value in options.items() for argument in (f"--{name}", str(value))]
     arguments = ["--tokenizer_name", str(tmp_path / "tok"), "--train_file", pattern, *flags]
     assert snugbert_command(["prepare", *arguments, "--output_dir", str(tmp_path / "command")]) == 0
-    names = [[file.name for file in sorted((tmp_path / folder).glob("*.arrow"))] for folder in ("python", "command")]
-    assert names[0] == names[1] == ["part-00000-of-00001.arrow"]
-    for name in names[0]:
-        assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "command" / name).read_bytes()
+    first, second = (tmp_path / folder / "part-00000-of-00001.arrow" for folder in ("python", "command"))
+    assert first.read_bytes() == second.read_bytes()
     assert corpus.num_documents == corpus.num_sentences == 20
     assert snugbert.open_corpus(str(tmp_path / "command"), tokenizer).digest == corpus.digest
     # Other settings replace the corpus only on request.
@@ -145,14 +137,6 @@ def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, token
     assert [tokenizer.decode(document[0]) for document in content(corpus)] == [
         f"row {number}." for number in range(10)
     ]
-    for part in plan_parts(text, num_shards=3):
-        prepare_parts(tmp_path / "shards", [part], tokenizer, show_progress=False)
-    shards = content(open_corpus(tmp_path / "shards", tokenizer))
-    assert sorted(shards) == sorted(content(corpus))
-    assert open_corpus(tmp_path / "shards", tokenizer).num_documents == 10
-    title = TextArguments(dataset_name=str(data), text_column_name="title")
-    with pytest.raises(InputError, match="has other settings"):
-        prepare_parts(tmp_path / "shards", plan_parts(title, num_shards=3), tokenizer, show_progress=False)
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))
     _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
@@ -166,7 +150,7 @@ def test_bad_rows_of_a_dataset_are_one_error(tmp_path, row):
     (tmp_path / "data/train.jsonl").write_bytes(b'{"text": "fine"}\n' + row + b"\n")
     text = TextArguments(dataset_name=str(tmp_path / "data"), on_bad_text="skip")
     with pytest.raises(
-        InputError, match=r"dataset .*data, after row [01]: .* use --train_file with --on_bad_text skip\."
+        InputError, match=r"dataset .*data, after row [01]: .* use --train_file with --on_bad_text skip"
     ):
         list(read_dataset_documents(text, ReadingLog("skip")))
     (tmp_path / "data/train.jsonl").write_bytes(b'{"text": 5}\n{"text": 6}\n')
@@ -200,20 +184,17 @@ def test_changed_text_is_prepared_again(tmp_path, tokenizer):
 
 
 def test_a_read_only_cache_is_used_if_everything_is_prepared(tmp_path, tokenizer, monkeypatch):
-    file, cache = tmp_path / "text.txt", str(tmp_path / "cache")
-    file.write_text("Two words.\n\nAnd more.\n")
+    (tmp_path / "text.txt").write_text("Two words.\n\nAnd more.\n")
 
-    def prepared(on_bad_text="error"):
-        text = TextArguments(train_file=[str(file)], on_bad_text=on_bad_text)
-        return prepare_in_cache(text, tokenizer, "en", cache)[0]
+    def prepare_text(language="en"):
+        return prepare_in_cache(text_arguments(tmp_path / "text.txt"), tokenizer, language, str(tmp_path / "cache"))[0]
 
-    folder = prepared()
+    folder = prepare_text()
 
     def refuse(*_, **__):  # permissions do not stop root
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    monkeypatch.setattr(preparation, "lock_file", refuse)
-    assert prepared() == folder
+    assert prepare_text() == folder
     with pytest.raises(InputError, match="Read-only file system"):  # another setting, so another folder
-        prepared("skip")
+        prepare_text("de")
