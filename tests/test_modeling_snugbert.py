@@ -145,18 +145,6 @@ class Scale(torch.nn.Module):
         return (1.5 * output[0], *output[1:]) if isinstance(output, tuple) else 1.5 * output
 
 
-class StockSignature(torch.nn.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(
-        self, hidden_states, attention_mask=None, encoder_hidden_states=None, encoder_attention_mask=None, **kwargs
-    ):
-        others = (encoder_hidden_states, encoder_attention_mask)
-        return 1.5 * self.inner(hidden_states, attention_mask, *others, **kwargs)
-
-
 class PassMask(torch.nn.Module):
     """Wraps a layer or an attention, and passes on the mask only."""
 
@@ -200,7 +188,6 @@ CHANGES = {
     "skip_first": lambda layers: layers.__setitem__(0, Skip()),
     "mix": lambda layers: layers.__setitem__(-1, AddFirst()),
     "wrap": lambda layers: layers.__setitem__(-1, Scale(layers[-1])),
-    "wrap_first_by_signature": lambda layers: layers.__setitem__(0, StockSignature(layers[0])),
     "wrap_first_with_mask": lambda layers: layers.__setitem__(0, PassMask(layers[0])),
     "self_attention_with_mask": wrap_self_attention,
     "override": override_forward,
@@ -501,39 +488,21 @@ def test_four_dimensional_masks(attention):
         torch.testing.assert_close(output[real].float(), expected[real], atol=0.05, rtol=0.05)
 
 
-def test_the_pooler_reads_the_first_real_token():
-    ours, _ = ours_and_stock("Model")
-    inputs = ragged_batch("Model")
-    expected = ours(**inputs).pooler_output
-    shifts = (inputs["attention_mask"] == 0).sum(-1)
-    position_ids = (torch.arange(17)[None] - shifts[:, None]).clamp(min=0)
-    left = {
-        name: torch.stack([row.roll(int(shift)) for row, shift in zip(value, shifts, strict=True)])
-        for name, value in inputs.items()
-    }
-    torch.testing.assert_close(ours(**left, position_ids=position_ids).pooler_output, expected, atol=2e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("problem_type", "labels"),
     [
         ("regression", torch.randn(6, 3)),
         ("multi_label_classification", torch.randint(0, 2, (6, 3)).float()),
         ("single_label_classification", torch.randint(0, 3, (6,))),
+        (None, torch.randn(6)),  # one label means regression
     ],
 )
 def test_problem_types_of_sequence_classification(problem_type, labels):
-    ours, stock = ours_and_stock("ForSequenceClassification")
+    ours, stock = ours_and_stock("ForSequenceClassification", num_labels=1 if problem_type is None else NUM_LABELS)
     inputs = ragged_batch("ForSequenceClassification") | {"labels": labels}
     ours.config.problem_type = stock.config.problem_type = problem_type
     torch.testing.assert_close(ours(**inputs).loss, stock(**inputs).loss, atol=2e-6, rtol=1e-5)
-
-
-def test_one_label_is_regression():
-    ours, stock = ours_and_stock("ForSequenceClassification", num_labels=1)
-    inputs = ragged_batch("ForSequenceClassification") | {"labels": torch.randn(6)}
-    torch.testing.assert_close(ours(**inputs).loss, stock(**inputs).loss, atol=2e-6, rtol=1e-5)
-    assert ours.config.problem_type == "regression"
+    assert ours.config.problem_type == (problem_type or "regression")
 
 
 def test_pretraining_losses_one_at_a_time():
@@ -560,27 +529,25 @@ def test_the_vocabulary_head_runs_on_labeled_tokens_in_training():
     torch.testing.assert_close(ours.eval()(**inputs, sparse_prediction=True).logits, sparse.logits)
 
 
-@pytest.mark.parametrize("head", HEADS[1:])
-def test_every_head_divides_by_the_items_of_the_global_batch(head):
+@pytest.mark.parametrize(
+    ("head", "problem_type"),
+    [
+        *((head, None) for head in HEADS[1:]),
+        ("ForSequenceClassification", "regression"),
+        ("ForSequenceClassification", "multi_label_classification"),
+    ],
+)
+def test_every_head_divides_by_the_items_of_the_global_batch(head, problem_type):
     """With the global count, the losses of two unequal parts add up to the loss of the whole batch."""
-    ours, _ = ours_and_stock(head)
+    ours, _ = ours_and_stock(head, problem_type=problem_type)
     inputs = ragged_batch(head)
+    if problem_type is not None:
+        inputs["labels"] = torch.rand(6, NUM_LABELS)
     name = "start_positions" if head == "ForQuestionAnswering" else "labels"
     items = (inputs[name] != -100).sum()
     extra = {"num_sequences_in_batch": torch.tensor(6)} if head == "ForPreTraining" else {}
     parts = [
         ours(**{n: v[rows] for n, v in inputs.items()}, num_items_in_batch=items, **extra).loss
-        for rows in (slice(0, 2), slice(2, 6))
-    ]
-    torch.testing.assert_close(sum(parts), ours(**inputs).loss, atol=2e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
-def test_other_problem_types_divide_by_the_items_of_the_global_batch(problem_type):
-    ours, _ = ours_and_stock("ForSequenceClassification", problem_type=problem_type)
-    inputs = ragged_batch("ForSequenceClassification") | {"labels": torch.rand(6, NUM_LABELS)}
-    parts = [
-        ours(**{n: v[rows] for n, v in inputs.items()}, num_items_in_batch=inputs["labels"].numel()).loss
         for rows in (slice(0, 2), slice(2, 6))
     ]
     torch.testing.assert_close(sum(parts), ours(**inputs).loss, atol=2e-6, rtol=1e-5)
@@ -702,22 +669,6 @@ def test_export_with_labels():
     torch.testing.assert_close(exported.module()(**inputs).loss, ours(**inputs).loss, atol=2e-6, rtol=1e-5)
 
 
-def test_a_packed_batch_is_not_exported():
-    ours, _ = ours_and_stock("ForPreTraining")
-    with pytest.raises(Exception, match="A packed batch cannot be exported"):  # torch wraps our ValueError
-        torch.export.export(ours, (), packed(ragged_batch("ForPreTraining")))
-
-
-def test_four_dimensional_masks_compile_to_one_graph():
-    """The warning about padding does not break the graph."""
-    ours, _ = ours_and_stock("Model")
-    inputs = ragged_batch("Model")
-    inputs["attention_mask"] = inputs["attention_mask"].bool()[:, None, None].expand(-1, 1, 17, -1)
-    compiled = torch.compile(ours, backend="eager", fullgraph=True)
-    expected = ours(**inputs).last_hidden_state
-    torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected, atol=2e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_layers_may_return_float32_under_autocast(attention):
     """Some adapters and quantized layers do."""
@@ -740,24 +691,38 @@ def test_layers_may_return_float32_under_autocast(attention):
     assert abs(loss.item() - stock(**inputs).loss.item()) < 0.05
 
 
-def test_multi_label_targets_need_the_shape_of_the_logits():
-    ours, _ = ours_and_stock("ForSequenceClassification", problem_type="multi_label_classification")
-    inputs = {"input_ids": torch.tensor([[3, 4], [5, 6]])}
-    with pytest.raises(ValueError, match=r"`labels` has shape \[3, 2\]. Expected \[2, 3\] for"):
-        ours(**inputs, labels=torch.zeros(3, 2))
+PACKED = {"input_ids": torch.ones(1, 6, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 2, 4, 6])}
+PAIR = {"input_ids": torch.tensor([[3, 4], [5, 6]])}
 
 
-def test_packed_choices_must_be_divisible():
-    ours, _ = ours_and_stock("ForMultipleChoice")
-    inputs = {"input_ids": torch.ones(1, 6, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 2, 4, 6])}
-    for more, message in (
-        ({}, r"3 sequences, not a multiple of `num_choices` \(None\)"),
-        ({"num_choices": 2}, r"`num_choices` \(2\)"),
-        ({"labels": torch.tensor([0])}, r"`num_choices` \(None\)"),
-        ({"labels": torch.tensor([0, 0, 0, 0]), "num_choices": 3}, r"`labels` has shape \[4\]. Expected \[1\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ours(**inputs, **more)
+@pytest.mark.parametrize(
+    ("head", "inputs", "message"),
+    [
+        ("ForMultipleChoice", PACKED, r"3 sequences, not a multiple of `num_choices` \(None\)"),
+        ("ForMultipleChoice", PACKED | {"num_choices": 2}, r"`num_choices` \(2\)"),
+        (
+            "ForMultipleChoice",
+            PACKED | {"labels": torch.tensor([0, 0, 0, 0]), "num_choices": 3},
+            r"`labels` has shape \[4\]. Expected \[1\]",
+        ),
+        (
+            "ForSequenceClassification",
+            PAIR | {"labels": torch.zeros(3, 2)},
+            r"has shape \[3, 2\]. Expected \[2, 3\] for",
+        ),
+        (
+            "ForSequenceClassification",
+            PAIR | {"labels": torch.tensor([0, 3])},
+            r"`labels` contains 3. The allowed range is 0 to 2 \(num_labels 3\)",
+        ),
+    ],
+)
+def test_labels_and_choices_that_do_not_fit_are_named(head, inputs, message):
+    ours, _ = ours_and_stock(head)
+    if inputs.get("labels") is not None and inputs["labels"].is_floating_point():
+        ours.config.problem_type = "multi_label_classification"
+    with pytest.raises(ValueError, match=message):
+        ours(**inputs)
 
 
 def test_packed_inputs_under_data_parallel_are_refused():
@@ -765,10 +730,4 @@ def test_packed_inputs_under_data_parallel_are_refused():
     ours, _ = ours_and_stock("ForPreTraining")
     ours._is_replica = True
     with pytest.raises(ValueError, match="DataParallel"):
-        ours(input_ids=torch.ones(1, 6, dtype=torch.long), cu_seq_lens_q=torch.tensor([0, 2, 6]))
-
-
-def test_a_label_outside_the_classes_is_named():
-    ours, _ = ours_and_stock("ForSequenceClassification")
-    with pytest.raises(ValueError, match=r"`labels` contains 3. The allowed range is 0 to 2 \(num_labels 3\)"):
-        ours(torch.tensor([[1, 2]]), labels=torch.tensor([3]))
+        ours(**PACKED)

@@ -90,10 +90,9 @@ def compile_as_requested(model: Any, args: TrainingArguments) -> None:
 
 
 class Compilation(TrainerCallback):
-    """Compiles the model when training starts, if `torch_compile` is set, or by default if the run is long enough.
+    """Compiles the model when training starts, if `torch_compile` is set.
 
-    By default, a run compiles only on a CUDA GPU, only if the compiler works, and only if the run has at least
-    `passes_to_repay` forward and backward passes. The log names the compiled parts.
+    By default, a run compiles on a CUDA GPU if the compiler works and the run has at least `passes_to_repay` passes.
     """
 
     def __init__(self, passes_to_repay: int):
@@ -154,10 +153,7 @@ class RunGraphs:
         return bool(self._uses_graphs)
 
     def train(self, step: Callable[..., torch.Tensor], model: Any, inputs: dict[str, Any], num_items: Any) -> Any:
-        """Runs `step`, a `Trainer.training_step`, in a graph if the size of the batch has occurred before.
-
-        Returns the loss. *Shape:* ()
-        """
+        """Runs `step`, a `Trainer.training_step`, in a graph if the size of the batch has occurred before."""
         trainer = self.trainer
         model.train()  # a replayed graph does not set the model or the optimizer to training mode
         if callable(train_optimizer := getattr(trainer.optimizer, "train", None)):

@@ -110,8 +110,8 @@ class RunTrainer(Trainer):
         self.stop_signal, self.reports = StopSignal(self), Reports(self)
         self.checkpoint_uploads = CheckpointUploads()
         self.remove_callback(PrinterCallback)
-        callbacks: list[Any] = [Compilation(self.passes_to_repay_compiling), self.checkpoints, self.run_settings]
-        callbacks.append(LogLines(self._read_loss))
+        compilation, lines = Compilation(self.passes_to_repay_compiling), LogLines(self._read_loss)
+        callbacks: list[Any] = [compilation, self.checkpoints, self.run_settings, lines]
         if self.pop_callback(ProgressCallback) is not None:
             callbacks.append(ProgressBar())
         for callback in callbacks:  # `train` adds three callbacks that come last
@@ -223,9 +223,12 @@ class RunTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Extends Trainer's method: an invalid option raises an [`InputError`]."""
-        optim = getattr(self.args.optim, "value", self.args.optim)
-        with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
-            return super().create_optimizer(model)
+        optim, options = getattr(self.args.optim, "value", self.args.optim), self.args.optim_args
+        with _naming(f"--optim {optim}" + (f" --optim_args {options}" if options else "")):
+            return self._make_optimizer(model)
+
+    def _make_optimizer(self, model: Any) -> torch.optim.Optimizer:
+        return super().create_optimizer(model)
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
@@ -236,35 +239,12 @@ class RunTrainer(Trainer):
 
     # --- batches ------------------------------------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
-        return self._make_loader(super().get_train_dataloader, self.train_dataset, self._train_batch_size, True)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
-        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
-        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]  # type: ignore[index]
-        make = functools.partial(super().get_eval_dataloader, eval_dataset)
-        return self._make_loader(make, dataset, self.args.eval_batch_size)
-
-    def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader:
-        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
-        make = functools.partial(super().get_test_dataloader, test_dataset)
-        return self._make_loader(make, test_dataset, self.args.eval_batch_size)
-
-    def _make_loader(
-        self,
-        make: Callable[[], torch.utils.data.DataLoader],
-        dataset: Any,
-        batch_size: int,
-        is_training: bool = False,
-    ) -> torch.utils.data.DataLoader:
-        """Calls `make`, a method of Trainer, with the data collator for `dataset`."""
+    def _get_dataloader(self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any) -> Any:
+        # Trainer makes all loaders here. Rows are filled, and signals do not end the data workers.
         collate = self.data_collator
-        self.data_collator = self._fill_rows(dataset, batch_size, is_training)
+        self.data_collator = self._fill_rows(dataset, batch_size, kwargs.get("is_training", False))
         try:
-            loader = make()
+            loader = super()._get_dataloader(dataset, description, batch_size, *args, **kwargs)
         finally:
             self.data_collator = collate
         getattr(loader, "base_dataloader", loader).worker_init_fn = self.worker_init_fn

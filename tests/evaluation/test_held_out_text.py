@@ -211,8 +211,8 @@ def test_errors(files):
     for arguments, message in [
         ({"max_seq_length": 41}, "--max_seq_length 41 must be between 5 and the limit (40)."),
         ({"sentence_order": True}, "--sentence_order: this model does not predict the order of segments"),
-        ({"validation_file": ["missing.txt"]}, "--validation_file: missing.txt: no such file"),
-        ({"train_file": ["missing.txt"]}, "--train_file: missing.txt: no such file"),
+        ({"validation_file": ["missing.txt"]}, "missing.txt: no such file"),
+        ({"train_file": ["missing.txt"]}, "missing.txt: no such file"),
     ]:
         with pytest.raises(InputError) as raised:
             score(model, tokenizer, files, **arguments)

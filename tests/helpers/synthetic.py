@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import snugbert
 from snugbert.data.corpus.corpus import Corpus
@@ -73,6 +74,18 @@ def packed(examples: list[dict[str, Any]]) -> dict[str, Any]:
         "labels": torch.cat([example["labels"] for example in examples])[None],
     }
     batch["label_indices"] = (batch["labels"][0] != -100).nonzero().squeeze(1)
+    if "next_sentence_label" in examples[0]:
+        batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
+    return batch
+
+
+def padded(examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Examples as one padded batch."""
+    batch = {
+        name: pad_sequence([example[name] for example in examples], batch_first=True, padding_value=value)
+        for name, value in (("input_ids", 0), ("labels", -100))
+    }
+    batch["attention_mask"] = (batch["input_ids"] != 0).long()
     if "next_sentence_label" in examples[0]:
         batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
     return batch

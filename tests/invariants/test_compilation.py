@@ -13,13 +13,12 @@ from parity import assert_same_gradients, ours_and_stock, ragged_batch
 from parity import packed as pack
 from reference_kernels import acting_as_gpu
 from safetensors.torch import load_file
-from synthetic import make_teacher, make_trainer, packed, tiny_model
+from synthetic import make_teacher, make_trainer
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
 from snugbert.gpu.compilation import compile_model
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
-from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 
 pytestmark = pytest.mark.usefixtures("new_compiler")
 
@@ -79,13 +78,6 @@ def assert_same_run(folder: Path, expected: Path) -> None:
         torch.testing.assert_close(tensor, expected_weights[name], atol=2e-5, rtol=0, msg=name)
 
 
-def test_two_steps_compile(tmp_path):
-    trainer = make_trainer(tmp_path, max_steps=2, bf16=True, dropout=0.1, **COMPILED)
-    trainer.train()
-    assert not counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] == 2  # the layers and the shorter last layer
-
-
 @pytest.mark.slow
 def test_the_parts_that_a_gpu_compiles_fit_batches_of_all_sizes():
     """20 batches of random sizes, with dropout. Every fifth is compared with the eager model."""
@@ -111,16 +103,6 @@ def test_the_parts_that_a_gpu_compiles_fit_batches_of_all_sizes():
             compiled.zero_grad(), eager.zero_grad()
     # Embeddings, layers, the shorter last layer, and the head with its loss.
     assert counters["stats"]["unique_graphs"] == 4 and not counters["graph_break"]
-
-
-@pytest.mark.slow
-def test_the_model_of_model_init_compiles(tmp_path):
-    like = make_trainer(tmp_path, max_steps=1, **TRACED)
-    trainer = PretrainingTrainer(
-        model_init=lambda: tiny_model(), args=like.args, train_dataset=like.train_dataset, data_collator=packed
-    )
-    trainer.train()
-    assert counters["stats"]["unique_graphs"] == 2
 
 
 @pytest.mark.slow

@@ -118,13 +118,6 @@ def check_unknown_tokens(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, nam
         logger.warning("%s: %s. %s", name, problem, remedy)
 
 
-def read_corpus_language(folder: str | Path) -> str | None:
-    """Returns the language of a corpus without opening all of it. None if no language is stored."""
-    output = CorpusFolder(folder)
-    name, size = next(iter(_find_all_parts(output).items()))
-    return _find_language(read_index(output.locate(name), size).record["settings"])
-
-
 def open_corpus(
     folder: str | Path,
     tokenizer: PreTrainedTokenizerBase,

@@ -63,18 +63,6 @@ class Phase:
         return getattr(self.dataset, "objective", None)
 
 
-def check_dataset(dataset: object) -> None:
-    """Checks that `dataset` is map-style, has a length, and is not empty."""
-    kind = type(dataset).__name__
-    if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
-        raise InputError(
-            f"train_dataset: a {kind} has no length or no random access. Pass a list, a map-style torch Dataset or a "
-            "datasets.Dataset."
-        )
-    if len(dataset) == 0:
-        raise InputError(f"train_dataset: the {kind} is empty.")
-
-
 def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args: PretrainingArguments) -> list[Phase]:
     """Divides the steps of a run among datasets of different sequence lengths.
 
@@ -89,11 +77,11 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
             passes over the data.
 
     Raises:
-        InputError: a dataset is empty or has no length, one of several datasets has no `max_seq_length`, a phase gets
-            no step, or a step has fewer examples than processes x accumulation steps.
+        InputError: a dataset is empty, one of several datasets has no `max_seq_length`, a phase gets no step, or a
+            step has fewer examples than processes x accumulation steps.
     """
-    for dataset in datasets:
-        check_dataset(dataset)
+    if not all(map(len, datasets)):
+        raise InputError("train_dataset is empty.")
     lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
     if len(lengths) > 1 and None in lengths:
         raise InputError("phases: each of several datasets needs a `max_seq_length`, like a PretrainingDataset.")
@@ -149,7 +137,9 @@ def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> li
 
 def check_processes(phases: Sequence[Phase]) -> None:
     """Checks that all processes have the same examples. Machines may prepare the text on their own."""
-    examples = [(len(phase.dataset), _checksum(phase.dataset)) for phase in phases]
+    examples = [len(phase.dataset) for phase in phases]
+    tables = (each.dataset.open_table(Window(0, 0)) for each in phases if isinstance(each.dataset, PretrainingDataset))
+    examples += [zlib.crc32(table.data) for table in tables]
     wait_for_all()  # machines may take different times for their tables
     everywhere = gather_object([examples])
     for rank, others in enumerate(everywhere):
@@ -158,10 +148,6 @@ def check_processes(phases: Sequence[Phase]) -> None:
                 f"Processes 0 and {rank} have different training examples. Use the same text and the same version of "
                 "SnugBERT on all machines."
             )
-
-
-def _checksum(dataset: object) -> int:
-    return zlib.crc32(dataset.open_table(Window(0, 0)).data) if isinstance(dataset, PretrainingDataset) else 0
 
 
 def describe_phases(phases: Sequence[Phase]) -> list[str]:
@@ -283,28 +269,6 @@ class RunBatches(torch.utils.data.Dataset):
         if hasattr(dataset, "__getitems__"):  # a datasets.Dataset reads many rows at once faster
             return dataset.__getitems__(indices)
         return [dataset[index] for index in indices]
-
-
-def make_loader(
-    args: PretrainingArguments,
-    batches: RunBatches,
-    sampler: BatchSampler,
-    worker_init_fn: Callable[[int], None],
-) -> torch.utils.data.DataLoader:
-    """Returns a data loader for the batches of this process."""
-    return torch.utils.data.DataLoader(
-        batches,
-        sampler=sampler,
-        batch_size=None,  # an item is a batch already
-        num_workers=args.dataloader_num_workers,
-        pin_memory=args.dataloader_pin_memory,
-        persistent_workers=args.dataloader_persistent_workers,
-        multiprocessing_context=args.dataloader_multiprocessing_context,
-        prefetch_factor=args.dataloader_prefetch_factor,
-        worker_init_fn=worker_init_fn,
-        # The loader has its own generator, so that the additional loader of a resumed run does not change dropout.
-        generator=torch.Generator().manual_seed(args.seed),
-    )
 
 
 @contextmanager

@@ -35,7 +35,6 @@ from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_si
 from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.corpus.part_files import Block
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.scores import count_corpus_tokens
 
 PRIOR_COUNT = 500.0  # pseudo-counts per context in p(w | c): Dirichlet smoothing, Zhai and Lafferty (2001)
 OVERSAMPLING, POWER_ITERATIONS = 20, 4  # of the randomized SVD: Halko et al. (2011), algorithm 4.4
@@ -199,36 +198,28 @@ def initialize_from_bigrams(
 
 def check_bigram_config(config: SnugBertConfig) -> None:
     """Checks that [`initialize_from_bigrams`] works for this configuration."""
-    if config.num_attention_heads < 2:
-        raise InputError(
-            "--bigram_init needs at least 2 attention heads, for the previous and the next token. Remove the flag, or "
-            "choose a model with more heads."
-        )
     head_size = compute_head_size(config)
-    if head_size < SMALLEST_HEAD:
-        raise InputError(
-            f"--bigram_init needs attention heads of at least {SMALLEST_HEAD} dimensions, not {head_size}."
-        )
-    if compute_embedding_size(config) != config.hidden_size:
-        raise InputError("--bigram_init needs embeddings as wide as the layers. Remove embedding_size.")
-    if "gelu" not in config.hidden_act and config.hidden_act != "relu":
-        raise InputError(f"--bigram_init needs hidden_act gelu or relu, not {config.hidden_act}.")
-    if config.position_embedding_type != "absolute":
-        raise InputError("--bigram_init needs learned positions (position_embedding_type absolute).")
-    if not config.tie_word_embeddings:
-        raise InputError("--bigram_init needs tied word embeddings (tie_word_embeddings true).")
-
-
-def _count_frequencies(config: SnugBertConfig) -> int:
-    """Returns the number of frequencies of the position embeddings. Each frequency takes two dimensions."""
-    return min(FREQUENCIES, compute_head_size(config) // 2)
+    for is_met, need in (
+        (config.num_attention_heads >= 2, "at least 2 attention heads, for the previous and the next token"),
+        (head_size >= SMALLEST_HEAD, f"attention heads of at least {SMALLEST_HEAD} dimensions, not {head_size}"),
+        (compute_embedding_size(config) == config.hidden_size, "embeddings as wide as the layers (no embedding_size)"),
+        (
+            "gelu" in config.hidden_act or config.hidden_act == "relu",
+            f"hidden_act gelu or relu, not {config.hidden_act}",
+        ),
+        (config.position_embedding_type == "absolute", "learned positions (position_embedding_type absolute)"),
+        (config.tie_word_embeddings, "tied word embeddings (tie_word_embeddings true)"),
+    ):
+        if not is_met:
+            raise InputError(f"--bigram_init needs {need}. Remove the flag, or choose another model.")
 
 
 def _count_text(
     corpus: Corpus, vocab_size: int, block_numbers: Iterable[int] | None
 ) -> tuple[np.ndarray, list[Bigrams]]:
     """Returns the token frequencies, and the mutual information with the previous and with the next token."""
-    counts = count_corpus_tokens(corpus, vocab_size) + 1.0
+    counts = np.ones(vocab_size)
+    counts[: len(corpus.counts.token_ids)] += corpus.counts.token_ids
     frequencies = counts / counts.sum()
     numbers = range(len(corpus.blocks)) if block_numbers is None else block_numbers
     pairs = count_bigrams((corpus.blocks[number] for number in numbers), vocab_size)
@@ -254,7 +245,8 @@ def _fit_first_layer(
 ) -> _FirstLayer:
     """Factorizes mutual information into embeddings and heads."""
     H, head_size = config.hidden_size, compute_head_size(config)
-    radians = FASTEST * (SLOWEST / FASTEST) ** np.linspace(0, 1, _count_frequencies(config))
+    number = min(FREQUENCIES, head_size // 2)  # each frequency takes two dimensions
+    radians = FASTEST * (SLOWEST / FASTEST) ** np.linspace(0, 1, number)
     W = H - 2 * len(radians) - 1  # one dimension is for [MASK]
     vectors, values = factorize(sides, W, rng)
     # Singular vectors have very different norms. A rotation makes all dimensions alike.

@@ -65,10 +65,6 @@ class Windows:
         starts = self._find_starts(window.epoch, length)
         return starts[window.number + 1] - starts[window.number]
 
-    def measure_smallest(self, epoch: int, length: int) -> int:
-        """Returns the number of positions of the smallest window of an epoch."""
-        return int(np.diff(self._find_starts(epoch, length)).min())
-
     def make_key(self, window: Window) -> str:
         """Returns what the order and the labels of a window depend on, apart from the seed."""
         return f"{window.epoch}" if self.per_epoch == 1 else f"{window.epoch} {window.number}"

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.data.corpus.corpus import Corpus
-from snugbert.data.languages import primary_language
-from snugbert.data.sources import describe_dataset, hub_id
+from snugbert.data.corpus.part_files import DATASET
+from snugbert.data.languages import primary_language, read_language
+from snugbert.data.sources import hub_id
 from snugbert.errors import format_count
 from snugbert.families.loading import GENERATOR_FOLDER
 from snugbert.reports.pretrained_card import write_pretraining_card
@@ -16,7 +17,6 @@ from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretra
 from snugbert.trainers.pretraining.corpora import list_sources
 from snugbert.trainers.pretraining.electra import ElectraPair
 from snugbert.trainers.pretraining.examples import unwrap_subset
-from snugbert.trainers.pretraining.masked_distillation import list_student_layers
 from snugbert.trainers.pretraining.masking import LONGEST_SPAN
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
@@ -25,8 +25,6 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PAIR_TASKS,
     SOFT_WEIGHT,
     TEMPERATURE,
-    PretrainingDataArguments,
-    PretrainingModelArguments,
 )
 
 if TYPE_CHECKING:
@@ -34,37 +32,35 @@ if TYPE_CHECKING:
 
 
 def write_run_card(
-    trainer: "PretrainingTrainer",
-    metrics: Mapping[str, float],
-    baselines: Mapping[str, float],
-    model_args: PretrainingModelArguments | None = None,
-    data_args: PretrainingDataArguments | None = None,
+    trainer: "PretrainingTrainer", metrics: Mapping[str, float], baselines: Mapping[str, float]
 ) -> None:
     """Writes the model card of a run, finished or not, into its output folder.
 
-    Without the arguments of the command, the card omits the facts that only they contain. `metrics` are the metrics on
-    the validation text, without a prefix. `baselines` are the metrics of trivial predictions.
+    `metrics` are the metrics on the validation text, without a prefix. `baselines` are the metrics of trivial
+    predictions.
     """
     output_dir = Path(trainer.args.output_dir or "")
     train, validation = find_corpus(trainer.phases[0].dataset), find_corpus(trainer.eval_dataset)
     corpora = {"training text": train, "validation text": validation}
     # None: lines are sentences, and no language is given or stored.
-    given_language = None if data_args is None else data_args.language
-    language = given_language or (None if train is None else train.language)
-    given = trainer.model.config.name_or_path if model_args is None else model_args.model_name_or_path
+    language = read_language(trainer.model_config) or (None if train is None else train.language)
+    dataset_name = None if train is None else _find_dataset(train)
+    validation_name = "validation text" if validation is None else list_sources(validation)
+    if validation is not None and _find_dataset(validation) is not None:  # validation files are never a dataset
+        validation_name += ", held out"
     write_pretraining_card(
         output_dir,
         name=trainer.hub_model_id or trainer.args.hub_model_id or output_dir.resolve().name,
         language=language and primary_language(language),
         data={text: f"{list_sources(corpus)}: {corpus}" for text, corpus in corpora.items() if corpus is not None},
-        settings=_describe_training(trainer, model_args, data_args),
+        settings=_describe_training(trainer),
         metrics=metrics,
         baselines=baselines,
-        validation_name=_name_validation_text(data_args, validation),
-        dataset_name=None if data_args is None else hub_id(data_args.dataset_name),
-        base_model=None if model_args is None else given,
+        validation_name=validation_name,
+        dataset_name=hub_id(dataset_name),
+        base_model=trainer.base_model,
         # A configuration has a name even if the weights are new.
-        start_is_known=model_args is not None or not given,
+        start_is_known=trainer.is_command or not trainer.model.config.name_or_path,
         head_name=_find_head(trainer.model),
         generator_folder=GENERATOR_FOLDER if isinstance(trainer.model, ElectraPair) else None,
     )
@@ -82,32 +78,25 @@ def _find_head(model: Any) -> str:
     return "ForMaskedLM" if type(model).__name__.endswith("ForMaskedLM") else "ForPreTraining"
 
 
-def _name_validation_text(data_args: PretrainingDataArguments | None, validation: Corpus | None) -> str:
-    if validation is None:
-        return "validation text"
-    if data_args is not None and data_args.dataset_name is not None and not data_args.validation_file:
-        return f"{describe_dataset(data_args.dataset_name)}, held out"
-    return list_sources(validation)
+def _find_dataset(corpus: Corpus) -> str | None:
+    """Returns the name of the dataset that the corpus was prepared from. None: text files."""
+    return next((name.removeprefix(DATASET) for name in corpus.sources if name.startswith(DATASET)), None)
 
 
-def _describe_training(
-    trainer: "PretrainingTrainer",
-    model_args: PretrainingModelArguments | None,
-    data_args: PretrainingDataArguments | None,
-) -> dict[str, str | int]:
+def _describe_training(trainer: "PretrainingTrainer") -> dict[str, str | int]:
     args, state = trainer.args, trainer.state
     model: Any = trainer.model
     sizes = {"model": _describe_model(model)}
     if isinstance(model, ElectraPair):
         sizes = {"model": _describe_model(model.discriminator), "generator": _describe_model(model.generator)}
     if trainer.teacher is not None:
-        name = trainer.teacher.config.name_or_path if model_args is None else model_args.teacher_name_or_path
+        name = trainer.teacher.config.name_or_path
         known = f"{find_base_model(name)[1]}: " if name else ""
         sizes["teacher"] = f"{known}{_describe_model(trainer.teacher)}"
     optimizer, schedule = (getattr(choice, "value", choice) for choice in (args.optim, args.lr_scheduler_type))
     changes = {"changed on resume": "; ".join(trainer.run_settings.changes)} if trainer.run_settings.changes else {}
     return {
-        **_describe_start(trainer, model_args, data_args),
+        **_describe_start(trainer),
         **sizes,
         "objective": _describe_objective(trainer),
         **_describe_masks(getattr(trainer.data_collator, "collate", None)),
@@ -126,20 +115,16 @@ def _describe_training(
     }
 
 
-def _describe_start(
-    trainer: "PretrainingTrainer",
-    model_args: PretrainingModelArguments | None,
-    data_args: PretrainingDataArguments | None,
-) -> dict[str, str]:
+def _describe_start(trainer: "PretrainingTrainer") -> dict[str, str]:
     """Describes the initial weights. Empty if unknown."""
     model: Any = trainer.model
-    if model_args is None or data_args is None:
+    settings = trainer.run_settings.command_settings
+    if not trainer.is_command:
         return {} if model.config.name_or_path else {"initial weights": "random weights"}
-    start = find_base_model(model_args.model_name_or_path)[1]
-    if trainer.teacher is not None and model_args.num_student_layers is not None:
-        layers = ", ".join(map(str, list_student_layers(model_args, trainer.teacher.config.num_hidden_layers)))
-        start = f"layers {layers} of the teacher, counted from 0"
-    if data_args.bigram_init:
+    start = settings["--model_name_or_path"]
+    if layers := settings.get("--student_layers"):
+        start = f"layers {', '.join(map(str, layers))} of the teacher, counted from 0"
+    if settings["--bigram_init"]:
         start = "bigrams of the training text"
     return {"initial weights": start}
 

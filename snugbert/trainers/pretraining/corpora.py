@@ -11,10 +11,8 @@ from snugbert.data.corpus.corpus import Corpus, check_unknown_tokens, open_corpu
 from snugbert.data.corpus.part_files import DATASET, WORDS
 from snugbert.data.corpus.preparation import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
-from snugbert.data.documents import find_files, read_lines
 from snugbert.data.repeated_text import read_report
 from snugbert.data.sources import describe_dataset
-from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import needs_words
 from snugbert.errors import InputError
 from snugbert.files import hash_json
@@ -34,33 +32,54 @@ VALIDATION_SEED = 0  # independent of the run's seed, so that metrics of differe
 LISTED_FILES = 5
 
 
+def open_prepared(
+    data_args: PretrainingDataArguments, tokenizer: PreTrainedTokenizerBase, blocks_dir: Path
+) -> Corpus | None:
+    """Opens `--corpus`, if it is given. `blocks_dir` is for its blocks if it is in a bucket."""
+    if data_args.corpus is None:
+        return None
+    corpus = open_corpus(data_args.corpus, tokenizer, blocks_dir, data_args.corpus_cache_gb)
+    if data_args.masking != "tokens" and needs_words(tokenizer) and not corpus.has_words:
+        raise InputError(
+            f"--corpus: {hide_credentials(data_args.corpus)} was prepared without the words that --masking "
+            f"{data_args.masking} needs. Run `snugbert prepare` again, with --store_words and --overwrite_output_dir."
+        )
+    return corpus
+
+
 def load_corpora(
     data_args: PretrainingDataArguments,
     do_train: bool,
     do_eval: bool,
     cache_dir: str | None,
     tokenizer: PreTrainedTokenizerBase,
-    blocks_dir: Path | None = None,
+    prepared: Corpus | None = None,
 ) -> tuple[Corpus | None, Corpus | None]:
-    """Prepares the training and the validation text, or opens a prepared corpus. None: the run does not need it.
+    """Prepares the training and the validation text. None: the run does not need it.
 
     If the run only evaluates, the training text gives the baseline its token frequencies. Without validation files,
-    evaluation holds out some of the training text. `blocks_dir` is for the blocks of a `--corpus` in a bucket.
+    evaluation holds out some of the training text. `prepared` is the corpus of [`open_prepared`].
     """
-    has_text = bool(data_args.train_file) or data_args.dataset_name is not None
-    if not has_text and data_args.corpus is None and (do_train or not data_args.validation_file):
+    has_text = bool(data_args.train_file or data_args.dataset_name)
+    if not has_text and prepared is None and (do_train or not data_args.validation_file):
         raise InputError("no text. Pass --train_file, --dataset_name or --corpus.")
-    _check_files(data_args)
     hold_out = do_eval and not data_args.validation_file
-    if hold_out and data_args.corpus is not None:
+    if hold_out and prepared is not None:
         raise InputError("--corpus: a prepared corpus cannot be split. Pass --validation_file for evaluation.")
-    train_objective: Objective = data_args.dataset_objective if do_train else "mlm"  # token frequencies need no pairs
+    objective = data_args.dataset_objective
+    train_objective: Objective = objective if do_train else "mlm"  # token frequencies need no pairs
     masks_words = data_args.masking != "tokens"
 
-    def prepare(objective: Objective, name: str, text: TextArguments, **documents: Any) -> Corpus:
-        language, num_workers = data_args.sentence_language, data_args.preprocessing_num_workers
+    def prepare(name: str, objective: Objective, text: TextArguments, **documents: Any) -> Corpus:
         folder, corpus = prepare_in_cache(
-            text, tokenizer, language, cache_dir, num_workers, store_words=masks_words, **documents
+            text,
+            tokenizer,
+            data_args.sentence_language,
+            cache_dir,
+            data_args.preprocessing_num_workers,
+            deduplicate=data_args.deduplicate if text is data_args else None,
+            store_words=masks_words,
+            **documents,
         )
         logger.info("%s: %s (%s)", name, corpus, folder)
         _check_corpus(corpus, tokenizer, name, objective)
@@ -73,19 +92,13 @@ def load_corpora(
             text_column_name=data_args.text_column_name,
             on_bad_text=data_args.on_bad_text,
         )
-        validation = prepare(data_args.dataset_objective, "validation text", text)
-    if data_args.corpus is not None:
-        train = open_corpus(data_args.corpus, tokenizer, blocks_dir, data_args.corpus_cache_gb)
-        if masks_words and needs_words(tokenizer) and not train.has_words:
-            raise InputError(
-                f"--corpus: {hide_credentials(data_args.corpus)} was prepared without the words that --masking "
-                f"{data_args.masking} needs. Run `snugbert prepare` again, with --store_words and "
-                "--overwrite_output_dir."
-            )
+        validation = prepare("validation text", objective, text)
+    if prepared is not None:
+        train = prepared
         logger.info("training text: %s", train)
         _check_corpus(train, tokenizer, "training text", train_objective)
     elif hold_out:
-        percentage, deduplicate = data_args.validation_split_percentage, data_args.deduplicate
+        percentage = data_args.validation_split_percentage
 
         def is_held_out(number: int) -> bool:
             """Whether a document is for validation. Such documents are spread evenly, and the same in every run."""
@@ -94,40 +107,20 @@ def load_corpora(
         def is_kept(number: int) -> bool:
             return not is_held_out(number)
 
-        part = f"all but {percentage} %"
         train = prepare(
-            train_objective, "training text", data_args, documents=part, keeps=is_kept, deduplicate=deduplicate
+            "training text", train_objective, data_args, documents=f"all but {percentage} %", keeps=is_kept
         )
         name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
-        part = f"{percentage} %"
-        validation = prepare(
-            data_args.dataset_objective, name, data_args, documents=part, keeps=is_held_out, deduplicate=deduplicate
-        )
+        validation = prepare(name, objective, data_args, documents=f"{percentage} %", keeps=is_held_out)
     elif has_text:
-        train = prepare(train_objective, "training text", data_args, deduplicate=data_args.deduplicate)
-    if train is not None:
-        _log_repeated_text("training text" + (" and held-out text" if hold_out else ""), train)
+        train = prepare("training text", train_objective, data_args)
+    if train is not None and train.folder is not None:
+        report = read_report(train.folder)
+        name = "training text" + (" and held-out text" if hold_out else "")
+        logger.info("%s: %s", name, report or "repeated lines were not counted during preparation")
+        if report is not None and report.warning:
+            logger.warning("%s: %s", name, report.warning)
     return train, validation
-
-
-def _log_repeated_text(name: str, corpus: Corpus) -> None:
-    if corpus.folder is None:
-        return
-    report = read_report(corpus.folder)
-    logger.info("%s: %s", name, report or "repeated lines were not counted during preparation")
-    if report is not None and report.warning:
-        logger.warning("%s: %s", name, report.warning)
-
-
-def _check_files(data_args: PretrainingDataArguments) -> None:
-    """Finds the text files, and reads the first line or row of each file on this machine."""
-    for flag, patterns in (("train_file", data_args.train_file), ("validation_file", data_args.validation_file)):
-        try:
-            for file in find_files(patterns):
-                if isinstance(file, Path):
-                    next(read_lines([file], data_args.text_column_name, ReadingLog(data_args.on_bad_text)), None)
-        except InputError as error:
-            raise InputError(f"--{flag}: {error}") from error
 
 
 def _check_corpus(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str, objective: Objective) -> None:
@@ -161,6 +154,7 @@ def make_dataset(
 ) -> PretrainingDataset:
     """Makes the examples of a corpus, and logs their number. By default, uses the objective of the run."""
     objective = objective or data_args.dataset_objective
+    logger.info("%s: making the examples of epoch 0", name)
     try:
         dataset = PretrainingDataset(
             corpus,

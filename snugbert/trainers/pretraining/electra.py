@@ -112,7 +112,8 @@ class ElectraPair(SnugBertPreTrainedModel):
             if indices is None:
                 indices = is_masked.flatten().nonzero().squeeze(-1)
             original_ids = torch.where(is_masked, labels, input_ids)
-            tokens = sample_tokens(generated.logits, replacement_keys, self._get_vocabulary_keys(input_ids.device))
+            self._vocabulary_keys = self._vocabulary_keys.to(input_ids.device)
+            tokens = sample_tokens(generated.logits, replacement_keys, self._vocabulary_keys)
             replaced_ids = original_ids.flatten().index_copy(0, indices, tokens).view_as(original_ids)
             is_replaced = (replaced_ids != original_ids).long()
             if attention_mask is not None:
@@ -128,11 +129,6 @@ class ElectraPair(SnugBertPreTrainedModel):
             mlm_loss=generated.loss.detach(),
             disc_loss=detected.loss.detach(),
         )
-
-    def _get_vocabulary_keys(self, device: torch.device) -> torch.Tensor:
-        if self._vocabulary_keys.device != device:
-            self._vocabulary_keys = self._vocabulary_keys.to(device)
-        return self._vocabulary_keys
 
 
 def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_keys: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,9 @@ list.
 import functools
 import hashlib
 import random
-import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from math import isqrt
 from pathlib import Path
@@ -42,7 +40,6 @@ from snugbert.trainers.pretraining.sentence_pairs import (
 
 RECIPE_VERSION = 4  # part of a table's name. Increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
-STALE_SECONDS = 3600  # a process that writes a table writes a block every few seconds
 OPEN_WINDOWS = 2  # a batch may have examples of two windows
 FEISTEL_ROUNDS = 6  # four make a strong pseudo-random permutation (Luby & Rackoff, 1988); two more for tiny epochs
 
@@ -192,18 +189,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
             self._tables[window] = self._open_table(window)
         return self._tables[window]
 
-    def count_positions(self, window: Window) -> int:
-        """Returns the number of examples that a run takes from a window."""
-        return self.windows.measure(window, self._length)
-
-    def find_window(self, number: int) -> tuple[Window, int]:
-        """Returns the window of an example, and the position in the window.
-
-        Args:
-            number: the number of the example, counted over all epochs.
-        """
-        return self.windows.locate(*divmod(number, self._length), self._length)
-
     def _find_document_starts(self, block_index: int, start: int, length: int) -> list[int]:
         """The offsets in a span at which documents begin, except 0."""
         block = self.corpus.blocks[block_index]
@@ -233,8 +218,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
         Raises:
             InputError: a window is smaller than what data workers prefetch, or see [`CachedBlocks.ensure`].
         """
-        window, _ = self.find_window(first)
-        current, place = self.find_window(last)
+        window, _ = self.windows.locate(*divmod(first, self._length), self._length)
+        current, place = self.windows.locate(*divmod(last, self._length), self._length)
         while window < current:
             self.open_table(window)
             window = self.windows.follow(window)
@@ -247,7 +232,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
             self._check_windows(range(window.epoch, -(-end // self._length)), prefetched, batch_size)
         if place - batch_size >= prefetched:  # the data workers are done with the window before this one
             following: list[int] = []
-            if last + self.count_positions(current) - place < end:
+            if last + self.windows.measure(current, self._length) - place < end:
                 following = self.windows.list_blocks(self.windows.follow(current))
             blocks.keep([*self.windows.list_blocks(current), *following])
             blocks.ensure_later(following)
@@ -255,7 +240,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
     def _check_windows(self, epochs: range, prefetched: int, batch_size: int) -> None:
         """Checks that a window contains the examples that data workers read ahead, and two batches more."""
-        smallest = min(self.windows.measure_smallest(epoch, self._length) for epoch in epochs)
+        windows = (Window(epoch, number) for epoch in epochs for number in range(self.windows.per_epoch))
+        smallest = min(self.windows.measure(window, self._length) for window in windows)
         if smallest < prefetched + 2 * batch_size:
             raise InputError(
                 f"--window_blocks {self.windows.window_blocks}: a window has {smallest:,} examples, but data workers "
@@ -327,10 +313,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
         """Writes a table under a unique name and renames it, so that an unfinished table is never read."""
         # Machines may write the same table at once, because network file systems may ignore the lock.
         unfinished = file.with_suffix(f".{uuid.uuid4().hex}.unfinished")
-        for old in file.parent.glob("*.unfinished"):
-            with suppress(FileNotFoundError):
-                if time.time() - old.stat().st_mtime > STALE_SECONDS:  # of a killed process
-                    old.unlink()
         with replacing(file, unfinished):
             with unfinished.open("wb") as stream:
                 encode_block: Callable[[int], bytes] = functools.partial(self._encode_block, window.epoch)

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.families.loading import load_config, load_model, load_tokenizer
-from snugbert.families.students import choose_student_layers, make_student
 from snugbert.kernels_snugbert import ACCELERATOR_CHUNK_SIZE, CHUNK_SIZE, has_own_kernels, upcast
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
@@ -180,27 +179,8 @@ def load_teacher_config(
     return teacher_config
 
 
-def load_student(
-    auto_class: Any,
-    model_args: PretrainingModelArguments,
-    config: SnugBertConfig,
-    teacher_config: SnugBertConfig,
-) -> PreTrainedModel:
-    """Loads the layers of the teacher that the student starts from, with all heads that training needs.
-
-    A head of `auto_class` that the teacher lacks starts from random weights. The student has the dropout of `config`.
-    """
-    source_config = copy.deepcopy(teacher_config)
-    source_config.architectures = []  # an ELECTRA class would select ELECTRA's head
-    for name in DROPOUTS:
-        setattr(source_config, name, getattr(config, name))
-    source = load_model(auto_class, model_args.as_teacher(), source_config)
-    layers = list_student_layers(model_args, teacher_config.num_hidden_layers)
-    logger.info("student: layers %s of the teacher's %d", layers, teacher_config.num_hidden_layers)
-    return make_student(source, layers)
-
-
-def list_student_layers(model_args: PretrainingModelArguments, num_layers: int) -> list[int]:
-    """Returns which of the teacher's layers the student starts from. Layers count from 0."""
-    assert model_args.num_student_layers is not None
-    return choose_student_layers(num_layers, model_args.num_student_layers, model_args.student_layers)
+def load_teacher(model_args: PretrainingModelArguments, teacher_config: SnugBertConfig) -> PreTrainedModel:
+    """Loads the teacher with the configuration of [`load_teacher_config`]."""
+    teacher = load_model(AutoModelForMaskedLM, model_args.as_teacher(), copy.deepcopy(teacher_config), trained=True)
+    logger.info("teacher: %s parameters, not trained", f"{teacher.num_parameters():,}")
+    return teacher

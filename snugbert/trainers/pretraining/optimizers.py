@@ -1,7 +1,4 @@
-"""Optimizers and a schedule that Trainer lacks or defines differently: LAMB, Muon, and warmup-stable-decay (WSD).
-
-AdamW, the default, and warmup with linear decay come from Trainer.
-"""
+"""Optimizers that Trainer lacks or defines differently: LAMB and Muon. AdamW, the default, comes from Trainer."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +12,6 @@ from transformers import TrainingArguments
 from snugbert.errors import InputError
 from snugbert.kernels_snugbert import has_own_kernels
 
-WSD_DECAY = 0.1  # share of the steps. 10 % of the tokens are enough: Hu et al. (2024), MiniCPM, section 4
 GPU_NUMBERS = 2**24  # numbers that Muon updates at once on a GPU, 64 MiB in float32: 28 matrices of 768 x 768
 CPU_MATRICES = 4  # matrices that a CPU updates at once. More do not fit into its cache
 
@@ -71,9 +67,8 @@ class BatchedMuon(torch.optim.Muon):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Updates the parameters that have a gradient."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             shapes: dict[torch.Size, list[torch.Tensor]] = {}
             for parameter in group["params"]:
@@ -83,7 +78,6 @@ class BatchedMuon(torch.optim.Muon):
                 length = CPU_MATRICES if has_own_kernels(parameters[0]) else max(1, GPU_NUMBERS // shape.numel())
                 for start in range(0, len(parameters), length):
                     self._update(parameters[start : start + length], group)
-        return loss
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
         """Updates parameters of one shape."""
@@ -131,71 +125,37 @@ def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]
     All parameters except biases and LayerNorm have weight decay (`decayed`).
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    common = {
+    pairs = [pair.partition("=") for pair in (args.optim_args or "").split(",") if pair]
+    options: dict[str, Any] = {name.strip(): yaml.safe_load(value) for name, _, value in pairs}
+    common: dict[str, Any] = {
         "lr": args.learning_rate,
         "weight_decay": args.weight_decay,
         "betas": (args.adam_beta1, args.adam_beta2),
         "eps": args.adam_epsilon,
     }
-    try:
-        options = _options(args.optim_args)
-        if args.optim == "muon":
-            return _muon(named, set(decayed), common | {"bf16": args.bf16}, options)
-        return _lamb(named, set(decayed), common, options)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"--optim_args {args.optim_args}: {error} (--optim {args.optim}).") from error
-
-
-def _options(optim_args: str | None) -> dict[str, Any]:
-    pairs = [pair.partition("=") for pair in (optim_args or "").split(",") if pair]
-    return {name.strip(): yaml.safe_load(value) for name, _, value in pairs}
-
-
-def _muon(
-    named: dict[str, nn.Parameter], decayed: set[str], common: dict[str, Any], options: dict[str, Any]
-) -> MuonWithAdamW:
-    matrices = {name for name, parameter in named.items() if ".encoder.layer." in name and parameter.ndim == 2}
-    rest = named.keys() - matrices
-    others: list[dict[str, Any]] = [
-        {"params": [named[name] for name in named if name in rest & decayed]},
-        {"params": [named[name] for name in named if name in rest - decayed], "weight_decay": 0.0},
+    matrices = []
+    if args.optim == "muon":
+        matrices = [name for name in named if ".encoder.layer." in name and named[name].ndim == 2]
+    rest = [name for name in named if name not in matrices]
+    groups: list[dict[str, Any]] = [
+        {"params": [named[name] for name in rest if name in decayed]},
+        {"params": [named[name] for name in rest if name not in decayed], "weight_decay": 0.0},
     ]
-    return MuonWithAdamW([named[name] for name in named if name in matrices], others, **common, **options)
+    if args.optim == "muon":
+        return MuonWithAdamW([named[name] for name in matrices], groups, bf16=args.bf16, **common, **options)
+    return _make_lamb(groups, common, options)
 
 
-def _lamb(
-    named: dict[str, nn.Parameter], decayed: set[str], common: dict[str, Any], options: dict[str, Any]
-) -> torch.optim.Optimizer:
+def _make_lamb(groups: list[dict[str, Any]], common: dict[str, Any], options: dict[str, Any]) -> torch.optim.Optimizer:
     """LAMB with its authors' settings for BERT (You et al., 2019; `lamb_optimizer.py` in google-research/albert)."""
     try:
         from pytorch_optimizer import Lamb
     except ImportError as error:
         raise InputError("--optim lamb needs pytorch_optimizer. Run: pip install 'snugbert[lamb]'.") from error
-    groups: list[dict[str, Any]] = [
-        {"params": [named[name] for name in named if name in decayed]},
-        # "adam": no trust ratio
-        {"params": [named[name] for name in named if name not in decayed], "weight_decay": 0.0, "adam": True},
-    ]
+    groups[1]["adam"] = True  # no trust ratio without weight decay
     # The trust ratio scales the update including weight decay. As in the authors' code there is no bias correction:
     # warmup has the same effect. (The library's default divides the learning rate by 1 - beta1^t, so the first step
     # would have ten times the learning rate.)
-    optimizer = Lamb(groups, **common, weight_decouple=False, adam_debias=True, **options)
+    optimizer = Lamb(groups, weight_decouple=False, adam_debias=True, **common, **options)
     optimizer.clamp = math.inf  # no limit of 10: the initial norm of BERT-base's word embeddings is 97
     return optimizer
-
-
-def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
-    """Returns the arguments of transformers' `get_wsd_schedule`, with a default length of the decay.
-
-    In `kwargs` (`--lr_scheduler_kwargs`), a `num_decay_steps` below 1 is a share of all steps. The default is 0.1.
-    """
-    given = (kwargs or {}).get("num_decay_steps", WSD_DECAY)
-    decay_steps = math.ceil(given * num_training_steps) if given < 1 else int(given)
-    if decay_steps < 1 or warmup_steps + decay_steps > num_training_steps:
-        raise InputError(
-            f"--lr_scheduler_kwargs: num_decay_steps {given} must be positive, and warmup and decay ({warmup_steps} + "
-            f"{decay_steps} steps) must fit into the run ({num_training_steps} steps)."
-        )
-    return {**(kwargs or {}), "num_decay_steps": decay_steps, "num_training_steps": num_training_steps}

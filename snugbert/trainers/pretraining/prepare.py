@@ -15,8 +15,6 @@ import sys
 import threading
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.cli.parser import changed_flags, format_command
 from snugbert.data.corpus.corpus import check_unknown_tokens, open_corpus
@@ -71,16 +69,7 @@ def run_preparation(
             f"Shard {output_args.shard} is in {output}. Still missing {len(missing)} of {len(parts)} parts: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         )
-    else:
-        _print_next_command(output, tokenizer, tokenizer_args, text_args)
-
-
-def _print_next_command(
-    output: CorpusFolder,
-    tokenizer: PreTrainedTokenizerBase,
-    tokenizer_args: TokenizerArguments,
-    text_args: PreparationArguments,
-) -> None:
+        return
     corpus = open_corpus(output.place, tokenizer)
     print(f"{output}: {corpus}")
     check_unknown_tokens(corpus, tokenizer, str(output))

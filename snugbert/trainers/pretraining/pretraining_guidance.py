@@ -1,18 +1,8 @@
-"""What a run logs besides its metrics: the recipe that fits, and what to expect.
+"""Which measured recipe fits a text and a model, and what to expect of it."""
 
-A run that stays near the frequency baseline also gets one warning.
-"""
-
-import logging
-from collections.abc import Sequence
-
-from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
+from transformers import PreTrainedConfig
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.trainers.pretraining.batches import Phase, count_epochs
-from snugbert.trainers.pretraining.examples import PretrainingDataset
-
-logger = logging.getLogger(__name__)
 
 SMALL_RECIPE, GPU_RECIPE = "examples/pretrain_small_corpus.yaml", "examples/pretrain_small_corpus_1_gpu.yaml"
 # Settings of the small recipe as flags of `snugbert pretrain`, because the package does not contain the recipe's file.
@@ -40,7 +30,6 @@ LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that
 # count.
 LARGEST_MODELS = {SMALL_RECIPE: 12_600_000, GPU_RECIPE: 21_300_000}
 SMALLEST_VOCABULARY = 1_000  # with a smaller vocabulary, such as letters, the frequency baseline is already low
-WARMUP = 0.1  # share of the steps without a warning: the longer the run, the longer its warmup
 
 
 def find_recipe(config: PreTrainedConfig) -> str | None:
@@ -68,46 +57,14 @@ def recipe_flags(vocab_size: int, corpus_tokens: float) -> dict[str, str]:
     return {"config_name": SUGGESTED_SIZE, **({} if unmeasured else SMALL_RECIPE_FLAGS)}
 
 
-def log_recipe(phases: Sequence[Phase], model: PreTrainedModel) -> None:
-    """Logs which recipe fits a run from random weights, and what to expect of it. Does nothing without text."""
-    if phases and isinstance(dataset := phases[0].dataset, PretrainingDataset):
-        passes = count_epochs(phases, sum(phase.steps for phase in phases))
-        logger.info("recipe: %s", describe_recipe(model.config, dataset.corpus.num_tokens, passes))
-
-
-def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float) -> str:
-    """Names the recipe that fits a run of some `passes` over the text and what to expect, or why no recipe fits."""
+def describe_recipe(config: PreTrainedConfig, corpus_tokens: int) -> str:
+    """Names the recipe that fits a new model and its text, and what to expect, or says why no recipe fits."""
     if reasons := list_unmeasured(config, corpus_tokens):
         return (
             f"no recipe was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
             "text and many steps."
         )
-    expected = f"an MLM gain of {EXPECTED_GAIN} or more after {EXPECTED_AFTER:,} training tokens"
-    tokens = round(passes * corpus_tokens)
-    shorter = "" if tokens >= EXPECTED_AFTER else f" This run has only {tokens:,}, so expect less."
     return (
-        f"{find_recipe(config)} (in SnugBERT's repository) fits the text and the model. With it, expect {expected}."
-        f"{shorter}"
+        f"{find_recipe(config)} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain "
+        f"of {EXPECTED_GAIN} or more after {EXPECTED_AFTER:,} training tokens."
     )
-
-
-def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
-    """Warns once if a run is closer to the frequency baseline than expected, just after a line was logged."""
-    lines = [line for line in state.log_history if "mlm_gain" in line]
-    if list_unmeasured(config) or not lines or lines[-1] is not state.log_history[-1]:
-        return
-
-    def is_due(line: dict[str, float]) -> bool:
-        return line["tokens"] >= EXPECTED_AFTER and line["step"] >= WARMUP * state.max_steps
-
-    line = lines[-1]
-    if is_due(line) and not any(map(is_due, lines[-2:-1])) and line["mlm_gain"] < EXPECTED_GAIN:
-        logger.warning(
-            "MLM gain is %.2f nats after %s tokens, but the recipe %s reaches %s. Compare your bigram_init, optim, "
-            "learning_rate, per_device_train_batch_size, phases and config_overrides (dropout) with that recipe. If "
-            "your settings are the same, check the text and the tokenizer (--show).",
-            line["mlm_gain"],
-            f"{line['tokens']:,}",
-            find_recipe(config),
-            EXPECTED_GAIN,
-        )

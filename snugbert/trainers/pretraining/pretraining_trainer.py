@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from transformers import PreTrainedModel, TrainerState, get_wsd_schedule
+from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import ModelOutput
 
@@ -40,7 +40,6 @@ from snugbert.trainers.pretraining.batches import (
     check_processes,
     count_epochs,
     interpolate_rate,
-    make_loader,
     plan_phases,
     seed_random_state,
 )
@@ -48,9 +47,8 @@ from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
 from snugbert.trainers.pretraining.electra import ElectraPair
 from snugbert.trainers.pretraining.examples import PretrainingDataset, unwrap_subset
 from snugbert.trainers.pretraining.masked_distillation import distill, prepare_teacher
-from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
+from snugbert.trainers.pretraining.optimizers import make_optimizer
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
-from snugbert.trainers.pretraining.pretraining_guidance import warn_at_baseline
 from snugbert.trainers.pretraining.scores import (
     add_gain,
     compute_metrics,
@@ -72,9 +70,6 @@ DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the who
 class PretrainingTrainer(RunTrainer):
     """Trainer for [`SnugBertForPreTraining`] and [`SnugBertForMaskedLM`].
 
-    `snugbert pretrain --objective electra` also uses this class, with an internal model that contains generator and
-    discriminator.
-
     Like `Trainer`, it works on any map-style dataset of features. The data collator must return `labels`, and for
     `SnugBertForPreTraining` also `next_sentence_label`, except in phases whose `PretrainingDataset` has the objective
     `"mlm"`. Batches may be packed or padded. A [`PretrainingDataset`] with [`SnugBertDataCollatorForPretraining`] has
@@ -85,9 +80,7 @@ class PretrainingTrainer(RunTrainer):
       differently. Our collator on a [`PretrainingDataset`] draws the same masks.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
-    - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
-      padding. `training.png` is drawn with every checkpoint and at the end. The model card, `README.md`, is written at
-      the end.
+    - The output folder gets the log, `metrics.jsonl`, its plot, `training.png`, and the model card, `README.md`.
     - An output folder with another run is refused, unless `overwrite_output_dir` is set.
     - On SIGTERM and SIGINT (Ctrl-C), training writes a checkpoint and ends. A loss or gradient norm that is not finite
       is an error. See [`StopSignal`].
@@ -118,7 +111,7 @@ class PretrainingTrainer(RunTrainer):
         interrupted: SIGTERM or SIGINT if it ended the last call of `train`. Otherwise None.
 
     Raises:
-        InputError: `train_dataset` is empty or has no length, or the teacher does not fit the model.
+        InputError: `train_dataset` is empty, or the teacher does not fit the model.
     """
 
     kind = "pretraining"
@@ -156,7 +149,8 @@ class PretrainingTrainer(RunTrainer):
         self.run_settings.data_settings = data_settings or {}
         if teacher is not None:
             prepare_teacher(teacher, self.model_config, self.args.device)
-        self.command_arguments: Any = ()  # model and data arguments of `snugbert pretrain`, for the card
+        self.is_command = False  # whether `snugbert pretrain` started the run. It reports after its evaluation
+        self.base_model: str | None = None  # what that command started from
         self.checks_output_dir = True  # whether `train` refuses an output folder with another run
         self.write_card = self._write_card
         self.add_callback(ClearOutputDir)
@@ -182,7 +176,7 @@ class PretrainingTrainer(RunTrainer):
             for phase in self.phases:
                 if isinstance(phase.dataset, PretrainingDataset):
                     phase.dataset.end_download()
-        if not (self.interrupted or self.command_arguments):  # the command reports after its evaluation
+        if not (self.interrupted or self.is_command):
             self.report()
         return output
 
@@ -191,7 +185,7 @@ class PretrainingTrainer(RunTrainer):
     ) -> dict[str, float]:
         """Extends Trainer's method: after training, also adds the metrics to the plot and to the model card."""
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        if self.state.global_step and not self.is_in_train and not self.command_arguments:
+        if self.state.global_step and not self.is_in_train and not self.is_command:
             self.report({name.removeprefix(f"{metric_key_prefix}_"): value for name, value in metrics.items()})
         return metrics
 
@@ -213,14 +207,11 @@ class PretrainingTrainer(RunTrainer):
     def _write_card(
         self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None
     ) -> None:
-        metrics = self._last_metrics() if metrics is None else metrics
-        write_run_card(self, metrics, baselines or {}, *self.command_arguments)
-
-    def _last_metrics(self) -> dict[str, float]:
-        """Returns the metrics of the last evaluation up to the model's step. Empty before the first evaluation."""
-        done = [line for line in self.state.log_history if line["step"] <= self.model_step]
-        lines = [line for line in done if any(name.startswith("eval_") for name in line)]
-        return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
+        if metrics is None:
+            done = [line for line in self.state.log_history if line["step"] <= self.model_step]
+            lines = [line for line in done if any(name.startswith("eval_") for name in line)]
+            metrics = {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
+        write_run_card(self, metrics, baselines or {})
 
     def _begin(self, state: TrainerState) -> None:
         self._load_log(state)
@@ -287,23 +278,11 @@ class PretrainingTrainer(RunTrainer):
         self.state.num_input_tokens_seen = self.training_log.tokens_seen
         self.state.stateful_callbacks |= {RECORD_NAME: self.training_log.state_dict()}  # type: ignore[operator]
 
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Extends Trainer's method: also creates LAMB and Muon."""
+    def _make_optimizer(self, model: torch.nn.Module | None) -> torch.optim.Optimizer:
         if self.optimizer is None and self.args.optim in OPTIMIZERS:
             model = model or self.model
             self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
-        return super().create_optimizer(model)
-
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Extends Trainer's method: warmup-stable-decay has a default length of the decay."""
-        if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
-            warmup_steps = self.args.get_warmup_steps(num_training_steps)
-            kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
-            self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)  # type: ignore[arg-type]
-            self._created_lr_scheduler = True
-        return super().create_scheduler(num_training_steps, optimizer)
+        return super()._make_optimizer(model)
 
     # --- a step -------------------------------------------------------------------------------------------------
 
@@ -347,7 +326,19 @@ class PretrainingTrainer(RunTrainer):
             None if self.teacher is None else self.teacher.config,
             self._mask_rates,
         )
-        return make_loader(self.args, batches, sampler, self.worker_init_fn)
+        return torch.utils.data.DataLoader(
+            batches,
+            sampler=sampler,
+            batch_size=None,  # an item is a batch already
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            worker_init_fn=self.worker_init_fn,
+            # The loader has its own generator, so that the additional loader of a resumed run does not change dropout.
+            generator=torch.Generator().manual_seed(self.args.seed),
+        )
 
     @property
     def _inner_collator(self) -> Any:
@@ -427,9 +418,7 @@ class PretrainingTrainer(RunTrainer):
             self.state.num_input_tokens_seen = self.training_log.tokens_seen
         super().log(logs, start_time)
         if self._metrics_file is not None:
-            self._metrics_file.append(self.state.log_history[-1])
-            if not isinstance(self.model, ElectraPair):
-                warn_at_baseline(self.state, self.model_config)
+            self._metrics_file.write_line(self.state.log_history[-1])
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 

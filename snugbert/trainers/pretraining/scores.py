@@ -123,10 +123,7 @@ def unigram_baseline(train: Corpus, dataset: PretrainingDataset) -> dict[str, fl
 
 
 def detection_baseline(replaced: float) -> dict[str, float]:
-    """Computes loss (nats) and accuracy of an ELECTRA discriminator that gives all tokens the same probability.
-
-    The loss is the entropy of `replaced`, the share of the tokens that were replaced.
-    """
+    """Computes loss (nats) and accuracy of a discriminator that gives all tokens the probability `replaced`."""
     shares = replaced, 1 - replaced
     return {"disc_loss": -sum(share * math.log(share) for share in shares if share), "disc_accuracy": max(shares)}
 

@@ -254,26 +254,22 @@ class TrainingLog:
 class MetricsFile:
     """`metrics.jsonl`: the log of a run, one JSON object per line.
 
-    The first call of `append` rewrites the file, starting with `log_history`, the lines up to the checkpoint. So a run
-    that fails early does not change the file. A resumed run drops the lines after its checkpoint.
+    The first line rewrites the file, starting with `log_history`, the lines up to the checkpoint. So a run that fails
+    early does not change the file. A resumed run drops the lines after its checkpoint.
     """
 
     def __init__(self, file: Path, log_history: Sequence[Mapping[str, Any]]):
         self._file = file
-        self._lines_before: str | None = "".join(map(_to_json_line, log_history))
+        self._lines_before: str | None = "".join(f"{json.dumps(line)}\n" for line in log_history)
 
-    def append(self, line: Mapping[str, Any]) -> None:
-        """Writes a line."""
+    def write_line(self, line: Mapping[str, Any]) -> None:
+        """Adds a line to the file."""
         with explaining_failed_writes(self._file, RESUME):
             if self._lines_before is not None:
                 self._file.write_text(self._lines_before)
                 self._lines_before = None
             with self._file.open("a") as file:
-                file.write(_to_json_line(line))
-
-
-def _to_json_line(line: Mapping[str, Any]) -> str:
-    return json.dumps(line) + "\n"
+                file.write(f"{json.dumps(line)}\n")
 
 
 # --- FLOPs of a batch, and of the device -----------------------------------------------------------------------------

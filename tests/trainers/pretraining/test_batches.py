@@ -34,8 +34,6 @@ def test_the_examples_of_a_step_do_not_depend_on_the_processes():
 @pytest.mark.parametrize(
     "phases, message",
     [
-        ("128", "expected a length .*, such as 128:90%, or 128:90%:mlm without pairs, not '128'"),
-        ("128:90%,512:20%", "add up to 110 %, not to 100 %"),
         ("128:99%,512:1%", r"length 512 gets no steps \(the run has 12\)"),
         ("24:50%,432:50%", r"the batch size for length 432 is 1, less than processes x accumulation steps \(2\)"),
     ],

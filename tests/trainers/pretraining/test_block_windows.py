@@ -1,8 +1,6 @@
 """Windows of shuffled blocks: the order of a corpus, whether it is on the disk or in a bucket."""
 
 import hashlib
-import multiprocessing
-import time
 from collections import Counter
 from itertools import chain
 
@@ -17,7 +15,7 @@ from snugbert.data.corpus.corpus_blocks import CachedBlocks
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, RunBatches
 from snugbert.trainers.pretraining.block_windows import Window, Windows
-from snugbert.trainers.pretraining.examples import EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 # SHA-256 of three epochs, from the last version without windows (commit 7f9e2723).
 ORDERS = {"nsp": "cc704c93a1778251", "sop": "51be1e80e01b3992", "mlm": "9a0c65140dabf09b"}
@@ -89,12 +87,10 @@ def stored(data_dir, tmp_path, tokenizer, monkeypatch):
     return prepare(tmp_path / "corpus", tokenizer, data_dir / "wikitext2/test.docs.txt.gz", num_workers=1)
 
 
-def read_batches(
-    dataset, workers: int, first_step: int = 0, steps: int = 60, process: int = 0, num_processes: int = 1
-) -> list[list[int]]:
-    """The tokens of every batch of a process of a run with data workers, as in training."""
+def read_batches(dataset, workers: int, first_step: int = 0, steps: int = 60) -> list[list[int]]:
+    """The tokens of every batch of a run with data workers, as in training."""
     phases = [Phase(dataset, steps, 16)]
-    sampler = BatchSampler(phases, 1, num_processes, process, first_step, prefetched_batches=2 * workers)
+    sampler = BatchSampler(phases, first_step=first_step, prefetched_batches=2 * workers)
     loader = RunBatches(phases, lambda examples: {"ids": [e["input_ids"].tolist() for e in examples]}, 0, None)  # type: ignore[arg-type]
     from torch.utils.data import DataLoader
 
@@ -134,89 +130,11 @@ def test_a_bucket_with_a_small_cache_gives_the_same_batches(stored, tmp_path, to
         largest = 0
 
 
-def read_as_one_of_two(process, folder, tokenizer, size, turns, results):
-    """Reads the batches of a process. It waits for the other one after each step, as training does."""
-    corpus = open_corpus(f"file://{folder / 'corpus'}", tokenizer, folder / "blocks", 0.5 * size / 1e9)
-    fetched: list[int] = []
-    fetch = corpus.blocks._fetch
-    corpus.blocks._fetch = lambda number: (time.sleep(0.002), fetched.append(number), fetch(number))
-    dataset = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=folder / "epochs", window_blocks=3)
-    prepare = dataset.prepare
-    dataset.prepare = lambda *args: (turns.wait(60), prepare(*args))  # type: ignore[method-assign]
-    results.put((process, read_batches(dataset, 0, process=process, num_processes=2), fetched))
-
-
-@pytest.mark.slow
-def test_two_processes_share_a_cache(stored, tmp_path, tokenizer):
-    """Both have their half of each batch, and each block of an epoch is downloaded once."""
-    size = sum(file.stat().st_size for file in (tmp_path / "corpus").glob("*.arrow"))
-    local = PretrainingDataset(stored, tokenizer, 64, epochs_dir=tmp_path / "local", window_blocks=3)
-    context = multiprocessing.get_context("fork")
-    turns, results = context.Barrier(2), context.Queue()
-    processes = [
-        context.Process(target=read_as_one_of_two, args=(rank, tmp_path, tokenizer, size, turns, results))
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    read = {rank: (batches, fetched) for rank, batches, fetched in (results.get(timeout=120) for _ in range(2))}
-    for process in processes:
-        process.join()
-    for rank, (batches, _) in read.items():
-        assert batches == read_batches(local, 0, process=rank, num_processes=2)
-    fetched = read[0][1] + read[1][1]
-    visited = 60 * 16 / len(local) * len(stored.blocks)
-    assert len(fetched) < visited + 2 * 3 + 2  # one window ahead, and windows of different sizes
-
-
 def test_windows_that_data_workers_would_leave_behind_are_refused(stored, tmp_path, tokenizer):
     size = sum(file.stat().st_size for file in (tmp_path / "corpus").glob("*.arrow"))
     corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks", 0.3 * size / 1e9)
     dataset = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=1)
     with pytest.raises(InputError, match=r"--window_blocks 1: a window has \d+ examples, but data workers read 80"):
         read_batches(dataset, workers=2)
-    enough = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "enough")  # nothing is ever removed
-    dataset = PretrainingDataset(enough, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=1)
-    assert len(read_batches(dataset, workers=2, steps=10)) == 10
     with pytest.raises(InputError, match=r"--corpus_cache_gb .* is too small: two windows of blocks need"):
         PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=30)
-
-
-def test_a_download_for_a_window_that_the_run_does_not_reach_is_not_begun(stored, tmp_path, tokenizer, monkeypatch):
-    size = sum(file.stat().st_size for file in (tmp_path / "corpus").glob("*.arrow"))
-    corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks", 0.5 * size / 1e9)
-    dataset = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=3)
-    begun: list[int] = []
-    later = corpus.blocks.ensure_later  # type: ignore[attr-defined]
-    monkeypatch.setattr(corpus.blocks, "ensure_later", lambda numbers: (begun.append(len(numbers)), later(numbers)))
-    steps = dataset.count_positions(Window(0, 0)) // 16
-    read_batches(dataset, 0, steps=steps)
-    assert begun == [0]
-
-
-def test_blocks_that_are_read_without_a_window_do_not_fill_the_cache(stored, tmp_path, tokenizer):
-    corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks", 1e-6)
-    assert sum(len(block.tokens) for block in corpus.blocks) == stored.num_tokens
-    assert len(list((tmp_path / "blocks").glob("*.block"))) == 1
-
-
-def read_block(corpus, number, results):
-    try:
-        results.put(len(corpus.blocks[number].tokens))
-    except InputError as error:
-        results.put(str(error))
-
-
-def test_a_data_worker_never_uses_the_network(stored, tmp_path, tokenizer):
-    corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks")
-    corpus.blocks.ensure([1])  # type: ignore[attr-defined]
-    context = multiprocessing.get_context("fork")
-    for number, expected in ((1, len(stored.blocks[1].tokens)), (2, "was removed while it was in use")):
-        results = context.Queue()
-        process = context.Process(target=read_block, args=(corpus, number, results))
-        process.start()
-        result = results.get(timeout=20)
-        process.join()
-        assert result == expected if number == 1 else expected in result
-    assert len(corpus.blocks[2].tokens) == len(stored.blocks[2].tokens)  # this process downloads it
-    assert EXAMPLE.itemsize == 21  # as in the formula of the cache

@@ -3,6 +3,7 @@
 import shutil
 from types import SimpleNamespace
 
+import forked
 import pytest
 from prepared import prepare
 from safetensors.torch import load_file
@@ -12,8 +13,9 @@ import snugbert
 from snugbert.data.corpus import preparation
 from snugbert_cli import main as snugbert_command
 
-FLAGS = "--config_name tiny --max_steps 30 --per_device_train_batch_size 32 --max_seq_length 32 --use_cpu true"
-WINDOWS = "--window_blocks 3 --seed 3 --logging_steps 20 --save_strategy no --learning_rate 1e-3"
+FLAGS = "--config_name tiny --max_steps 30 --max_seq_length 32 --use_cpu true --window_blocks 3 --seed 3 "
+FLAGS += "--logging_steps 20 --save_strategy no --learning_rate 1e-3 "
+FLAGS += "--config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0"
 
 
 @pytest.fixture
@@ -31,22 +33,23 @@ def stored(data_dir, tmp_path, monkeypatch, bucket):
     return SimpleNamespace(local=tmp_path / "corpus", url=f"{bucket.url}/corpus", bytes=part.stat().st_size)
 
 
-def arguments(tmp_path, name, corpus, *more):
-    paths = ["--tokenizer_name", tmp_path / "tok", "--corpus", corpus, "--output_dir", tmp_path / name]
-    return [*FLAGS.split(), *WINDOWS.split(), *map(str, paths), *map(str, more)]
+def test_a_run_from_a_bucket_has_the_weights_of_the_local_run(stored, tmp_path):
+    """Over four windows. With a small cache, with a data worker, and with two processes that share a cache."""
 
+    def pretrain(name, corpus, *more, processes=1, batch_size=32):
+        paths = ["--tokenizer_name", tmp_path / "tok", "--corpus", corpus, "--output_dir", tmp_path / name]
+        command = ["pretrain", *FLAGS.split(), *paths, "--per_device_train_batch_size", batch_size, *more]
+        process = forked.run(snugbert_command, list(map(str, command)), processes=processes)
+        assert process.returncode == 0, process.stderr
+        return load_file(tmp_path / name / "model.safetensors")
 
-def pretrain(tmp_path, name, corpus, *more):
-    assert snugbert_command(["pretrain", *arguments(tmp_path, name, corpus, *more)]) == 0
-    return load_file(tmp_path / name / "model.safetensors")
-
-
-def test_a_run_from_a_bucket_has_the_weights_of_the_local_run(stored, tmp_path, caplog):
-    """Over four windows. With a small cache, and with a data worker, which never uses the network."""
-    local = pretrain(tmp_path, "local", stored.local)
-    remote = pretrain(tmp_path, "remote", stored.url, "--dataloader_num_workers", 1)
-    small = pretrain(tmp_path, "small", stored.url, "--corpus_cache_gb", 0.5 * stored.bytes / 1e9)
-    for weights in (remote, small):
+    half = "--corpus_cache_gb", 0.5 * stored.bytes / 1e9
+    local = pretrain("local", stored.local)
+    for weights in (
+        pretrain("remote", stored.url, "--dataloader_num_workers", 1),
+        pretrain("small", stored.url, *half),
+    ):
         assert_close(weights, local, rtol=0, atol=0)
-
     assert not (tmp_path / "small/epochs").exists()
+    two = pretrain("two", stored.url, *half, processes=2, batch_size=16)
+    assert_close(two, local, rtol=0, atol=2e-5)

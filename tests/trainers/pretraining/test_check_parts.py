@@ -18,8 +18,6 @@ def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, 
     if place == "bucket":
         output, folder = f"{bucket.url}/corpus", bucket.folder / "corpus"
     command = ["prepare", "--check", "--output_dir", str(output), "--shard", "1/3"]
-    assert snugbert_command(command) == 2
-    assert f"{output} contains no prepared corpus. Run `snugbert prepare` first.\n" in capsys.readouterr().err
     prepare_parts(output, parts, tokenizer, show_progress=False)
     assert snugbert_command(command) == 0
     assert capsys.readouterr().out == f"{output}: complete parts: 7 of 7\n"
@@ -44,18 +42,11 @@ def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, 
     assert all(line.count("damaged") <= 1 for line in lines)
     assert f"--check: {output}: 5 parts missing, damaged or different. Remove damaged parts, and run" in error
     assert "prepare --overwrite_output_dir` again with --shard 1/3, --shard 2/3, --shard 3/3.\n" in error
-    # The advice works.
-    for number in (2, 3, 4):
+    for number in (2, 3, 4):  # the advice works
         files[number].unlink()
     for number in range(3):
         prepare_parts(output, parts[number::3], tokenizer, replace=True, show_progress=False)
     assert snugbert_command(command) == 0
-    files[6].unlink()
-    assert snugbert_command(command) == 2
-    error = capsys.readouterr().err
-    assert (
-        f"--check: {output}: 1 part missing, damaged or different. Remove" in error and "with --shard 1/3.\n" in error
-    )
 
 
 def test_a_bucket_that_does_not_answer_is_not_damage(tmp_path, tokenizer, faults, bucket, monkeypatch, capsys):

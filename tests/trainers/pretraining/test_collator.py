@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 import snugbert
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpora import load_corpora
+from snugbert.trainers.pretraining.corpora import open_prepared
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 from snugbert.vocabulary.learning import count_words, learn_tokens, make_tokenizer
@@ -66,29 +66,20 @@ def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, obje
                 assert chosen == chosen_before
 
 
-def test_filled_rows_have_one_shape_per_size(corpus, tokenizer, tmp_path):
-    """Also the number of labels, with 15 % of the tokens masked. The numbers of tokens and labels differ."""
-    dataset = PretrainingDataset(corpus, tokenizer, 128, epochs_dir=tmp_path)
-    plain, filled = (SnugBertDataCollatorForPretraining(tokenizer, pad_to_multiple_of=m) for m in (None, 128))
-    batches = [[dataset[16 * part + index] for index in range(16)] for part in range(8)]
-    assert min(len({plain(batch)[name].shape for batch in batches}) for name in ("input_ids", "label_indices")) > 2
-    shapes: dict[int, set] = {}
-    for batch in map(filled, batches):
-        size = tuple((name, getattr(value, "shape", value)) for name, value in batch.items())
-        shapes.setdefault(batch["input_ids"].shape[1], set()).add(size)
-    assert len(shapes) <= 4 and all(size % 128 == 0 and len(found) == 1 for size, found in shapes.items())
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"random_replace_prob": 0.3}, "random_replace_prob 0.3 must add up to at most 1"),
+        ({"pad_to_multiple_of": 0}, "pad_to_multiple_of 0 must be at least 1"),
+        ({"pad_to_multiple_of": 64, "replacement_keys": True}, "pad_to_multiple_of does not support ELECTRA"),
+    ],
+)
+def test_invalid_settings_are_refused(tokenizer, settings, message):
+    with pytest.raises(InputError, match=message):
+        SnugBertDataCollatorForPretraining(tokenizer, **settings)
 
 
-def test_invalid_mask_settings_are_refused(tokenizer):
-    with pytest.raises(InputError, match=r"random_replace_prob 0.3 must add up to at most 1"):
-        SnugBertDataCollatorForPretraining(tokenizer, random_replace_prob=0.3)
-    with pytest.raises(InputError, match="mlm_probability 2 must be above 0 and at most 1"):
-        SnugBertDataCollatorForPretraining(tokenizer, mlm_probability=2)
-    with pytest.raises(InputError, match="pad_to_multiple_of 0 must be at least 1"):
-        SnugBertDataCollatorForPretraining(tokenizer, pad_to_multiple_of=0)
-    with pytest.raises(InputError, match="pad_to_multiple_of does not support ELECTRA"):
-        SnugBertDataCollatorForPretraining(tokenizer, pad_to_multiple_of=64, replacement_keys=True)
-
+def test_words_need_a_tokenizer_with_words():
     special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), **special)
     SnugBertDataCollatorForPretraining(other)
@@ -172,8 +163,8 @@ def test_only_words_and_spans_need_a_corpus_with_words(small, tmp_path):
     prepare(tmp_path / "old", tokenizer, small.text, language=None, num_workers=1)
 
     def load(folder, masking):
-        arguments = PretrainingDataArguments(corpus=str(tmp_path / folder), masking=masking, objective="mlm")
-        return load_corpora(arguments, True, False, None, tokenizer)[0]
+        arguments = PretrainingDataArguments(corpus=str(tmp_path / folder), masking=masking)
+        return open_prepared(arguments, tokenizer, tmp_path)
 
     assert not load("old", "tokens").has_words and load("new", "spans").has_words
     assert content(load("old", "tokens")) == content(new)

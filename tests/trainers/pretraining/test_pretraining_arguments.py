@@ -29,16 +29,28 @@ def test_phases_are_parsed():
 
 
 @pytest.mark.parametrize(
-    ("phases", "message"),
+    ("arguments", "message"),
     [
-        ("128:0%,512:100%", "'128:0%,512:100%' has a phase with 0 % of the steps"),
-        ("64:80%:nsp,128:20%", "expected a length and its share .* without pairs, not '64:80%:nsp'"),
-        ("64:80%:mlm,128:20%:mlm", "no phase of '64:80%:mlm,128:20%:mlm' has sentence pairs. Use --objective mlm"),
+        ({"phases": "128:0%,512:100%"}, "--phases: '128:0%,512:100%' has a phase with 0 % of the steps"),
+        ({"phases": "64:80%:nsp,128:20%"}, "--phases: expected a length and its share .*, not '64:80%:nsp'"),
+        ({"phases": "64:80%:mlm,128:20%:mlm"}, "--phases: no phase of .* has sentence pairs. Use --objective mlm"),
+        ({"phases": "128:90%,512:20%"}, "--phases: the shares of .* add up to 110 %, not to 100 %"),
+        ({"no_nsp": True, "sentence_order": True}, "--no_nsp and --sentence_order cannot be combined"),
+        ({"no_nsp": True, "objective": "mlm+nsp"}, r"--objective mlm\+nsp and --no_nsp cannot be combined"),
+        ({"objective": "clm"}, "--objective: unknown value 'clm'. Did you mean mlm"),
+        ({"objective": "electra", "generator_size": 1.1}, "--generator_size 1.1 must be above 0 and at most 1"),
+        ({"corpus": "a", "train_file": ["b"]}, "--corpus cannot be combined with --train_file or --dataset_name"),
+        ({"mlm_probability": "0.3:"}, "--mlm_probability: expected a share, or the first and the last share"),
+        ({"mlm_probability": "0.3:0.2:0.1"}, "--mlm_probability: expected a share"),
+        ({"mlm_probability": "15%"}, "--mlm_probability: expected a share"),
+        ({"mlm_probability": "0.3:1.5"}, r"--mlm_probability 1\.5 must be above 0 and at most 1"),
+        ({"masking": "spans", "whole_word_mask": True}, "--masking spans and --whole_word_mask cannot be combined"),
+        ({"masking": "span"}, "--masking: unknown value 'span'"),
     ],
 )
-def test_phases_that_cannot_be_used_are_refused(phases, message):
-    with pytest.raises(InputError, match=f"^--phases: {message}"):
-        PretrainingDataArguments(objective="mlm+order", phases=phases)
+def test_arguments_that_cannot_be_used_are_refused(arguments, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        PretrainingDataArguments(**arguments)
 
 
 def test_the_masks_of_each_objective():
@@ -49,19 +61,7 @@ def test_the_masks_of_each_objective():
     assert PretrainingDataArguments(objective="electra", mask_replace_prob=1.0).mask_replace_prob == 1
 
 
-def test_mask_rates_are_parsed():
+def test_rates_and_units_of_masks_are_parsed():
     assert parse_mask_rates("0.3:0.15") == (0.3, 0.15) and parse_mask_rates(0.2) == (0.2, 0.2)
-    for text in ("0.3:", "0.3:0.2:0.1", "15%"):
-        with pytest.raises(InputError, match="--mlm_probability: expected a share, or the first and the last share"):
-            parse_mask_rates(text)
-    with pytest.raises(InputError, match=r"^--mlm_probability 1\.5 must be above 0 and at most 1"):
-        parse_mask_rates("0.3:1.5")
-
-
-def test_the_short_form_of_whole_words():
     assert PretrainingDataArguments().masking == "tokens"
     assert PretrainingDataArguments(whole_word_mask=True).masking == "words"
-    with pytest.raises(InputError, match="--masking spans and --whole_word_mask cannot be combined"):
-        PretrainingDataArguments(masking="spans", whole_word_mask=True)
-    with pytest.raises(InputError, match="span"):
-        PretrainingDataArguments(masking="span")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from synthetic import RandomExamples, packed, tiny_model
+from synthetic import RandomExamples, packed, padded, tiny_model
 from transformers import EvalPrediction
 
 from snugbert.data.corpus.corpus import Corpus
@@ -16,17 +16,6 @@ from snugbert.trainers.pretraining.scores import (
     sum_per_sequence,
     unigram_baseline,
 )
-
-
-def padded(examples) -> dict[str, torch.Tensor]:
-    def stack(name, value):
-        values = [example[name] for example in examples]
-        return torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=value)
-
-    batch = {"input_ids": stack("input_ids", 0), "labels": stack("labels", -100)}
-    batch["attention_mask"] = (batch["input_ids"] != 0).long()
-    batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
-    return batch
 
 
 @torch.no_grad()
