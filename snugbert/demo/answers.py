@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.card_heads_snugbert import EXAMPLE_SENTENCES
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.languages import DEFAULT, SEVERAL, primary_language, read_language
@@ -29,11 +28,6 @@ Marked = list[tuple[str, str | None]]
 MOST_GUESSES = 8  # per mask
 MOST_ANSWERS = 3  # per question
 NO_ANSWER = "(no answer)"
-ENGLISH_SENTENCES = (
-    "The capital of France is [MASK].",
-    "Open the [MASK] for reading and [MASK].",
-    "She put the [MASK] on the table.",
-)
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -65,17 +59,10 @@ def load_checkpoint(name: str) -> LoadedCheckpoint:
     return LoadedCheckpoint(model.to(device).eval(), tokenizer)  # type: ignore[arg-type]
 
 
-def find_language(checkpoint: LoadedCheckpoint | QuestionAnswerer) -> str:
-    """Returns the language of a model, without region. English if the model stores no language, or several."""
+def is_english(checkpoint: LoadedCheckpoint | QuestionAnswerer) -> bool:
+    """Whether the model reads English, or stores no language, or several."""
     stored = read_language(checkpoint.model.config) or read_language(checkpoint.tokenizer)
-    return DEFAULT if stored in (None, SEVERAL) else primary_language(stored)
-
-
-def list_masked_sentences(checkpoint: LoadedCheckpoint) -> list[str]:
-    """Lists sentences with masks, in the language of the checkpoint. Empty if there is none in this language."""
-    language, mask = find_language(checkpoint), str(checkpoint.tokenizer.mask_token)
-    sentences = ENGLISH_SENTENCES if language == DEFAULT else [EXAMPLE_SENTENCES.get(language, "")]
-    return [sentence.replace("[MASK]", mask) for sentence in sentences if sentence]
+    return stored in (None, SEVERAL) or primary_language(stored) == DEFAULT
 
 
 def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "", *, limits_length: bool = True) -> BatchEncoding:

@@ -18,7 +18,6 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snugbert.card_snugbert import escape
-from snugbert.data.languages import DEFAULT
 from snugbert.demo import answers
 from snugbert.demo.answers import LoadedCheckpoint
 from snugbert.errors import InputError
@@ -124,10 +123,9 @@ class SameOriginMiddleware:
 def fill_mask_tab(checkpoint: LoadedCheckpoint) -> None:
     """Predicts the words of each mask in a text."""
     mask, guesses = checkpoint.tokenizer.mask_token, gr.State([], render=False)
-    examples = [[sentence] for sentence in answers.list_masked_sentences(checkpoint)]
-    language = answers.find_language(checkpoint)
+    examples = [[f"The capital of France is {mask}."], [f"Open the {mask} for reading and {mask}."]]
     inputs = [text_input(f"Text with {mask}")]
-    add_form(answers.fill_masks, checkpoint, "Fill the mask", inputs, [guesses], examples, language)
+    add_form(answers.fill_masks, checkpoint, "Fill the mask", inputs, [guesses], examples)
 
     @gr.render(inputs=guesses)
     def show(guesses: list[dict[str, float]]) -> None:
@@ -273,13 +271,12 @@ def add_form(
     title: str,
     inputs: Sequence[Component],
     outputs: Sequence[Component],
-    examples: Sequence[list[Any]] = (),
-    language: str = DEFAULT,
+    examples: Sequence[list[Any]],
 ) -> None:
     """Places inputs, a button and outputs. The button, Enter or an example runs `function`, one of `answers.py`.
 
     The first argument of `function` is the `model`. Of the `examples`, only text columns with different values are
-    displayed. A model for a different `language` gets no examples.
+    displayed. Models of other languages than English get no examples.
     """
     for component in inputs:
         component.render()
@@ -291,7 +288,7 @@ def add_form(
     # One call at a time, so that the model can use all cores.
     triggers = [button.click, *(text.submit for text in texts.values())]
     gr.on(triggers, answered, list(inputs), list(outputs), concurrency_id="model")
-    if examples and answers.find_language(model) == language:
+    if answers.is_english(model):
         columns = [index for index in texts if len(examples) == 1 or len({row[index] for row in examples}) > 1]
         gr.Examples(
             list(examples), inputs, outputs, answered, run_on_click=True, cache_examples=False, visible_columns=columns

@@ -1,17 +1,12 @@
-"""The model card of a fine-tuning run: its metadata for the Hub, its text, and its code, which must run."""
+"""The model card of a fine-tuning run: its metadata for the Hub, and its text."""
 
 import re
 
-import pytest
-import torch
 from finetuning_examples import write_card
 from huggingface_hub import EvalResult, ModelCard
 from markdown_tables import cells
 
-import snugbert
 from snugbert.data.sources import DataSource
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def source(*fields) -> dict[str, object]:
@@ -126,42 +121,3 @@ def test_a_card_contains_no_local_paths(tmp_path):
     )
     assert "## All runs\n\n| batch size |" in card.text
     assert "## Results" not in card.text and "new.csv" not in card.text and "measured on" not in card.text
-
-
-@pytest.mark.parametrize(
-    "pipeline_tag, head, labels, ability",
-    [
-        ("text-classification", "SequenceClassification", ["bad", "good"], "classifies texts."),
-        ("text-classification", "SequenceClassification", ["bad", "good"], "classifies pairs of texts."),
-        ("text-classification", "SequenceClassification", None, "predicts a number for pairs of texts."),
-        ("token-classification", "TokenClassification", ["O", "B-PER", "I-PER"], "labels the words of a text"),
-        ("question-answering", "QuestionAnswering", None, "answers questions about a text."),
-    ],
-)
-def test_the_code_in_a_card_runs(tmp_path, capsys, pipeline_tag, head, labels, ability):
-    vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] ada lovelace was born in london where ? a the first second".split()
-    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
-    snugbert.SnugBertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
-    number = len(labels) if labels else 2 if pipeline_tag == "question-answering" else 1
-    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(vocabulary), num_labels=number)
-    torch.manual_seed(0)
-    getattr(snugbert, f"SnugBertFor{head}")(config).save_pretrained(tmp_path)
-
-    pairs = "pairs" in ability
-    facts = {"name": str(tmp_path), "pipeline_tag": pipeline_tag, "labels": labels, "text_pairs": pairs}
-    write_card(tmp_path, **CARD | facts)
-    text = ModelCard.load(tmp_path / "README.md").text
-    assert f"A BERT encoder that {ability}" in text
-    for snippet in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
-        exec(snippet, names := {})
-        printed = capsys.readouterr().out
-        assert isinstance(names["model"], torch.nn.Module)
-        match pipeline_tag:
-            case "text-classification":
-                assert printed.count("'score'") == number
-                # The example has as many texts as the training examples.
-                assert (snippet.count("A text."), snippet.count("text_pair")) == ((0, 1) if pairs else (1, 0))
-            case "token-classification":
-                assert printed.startswith("[")
-            case "question-answering":
-                assert ("'answer'" in printed) == ("import snugbert" in snippet)
