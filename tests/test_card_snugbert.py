@@ -156,9 +156,7 @@ def test_the_code_of_a_card_in_another_language_runs(head, tokenizer, tmp_path, 
 
 @pytest.mark.parametrize("is_regression", [True, False])
 @pytest.mark.parametrize("text_pairs", [True, False])
-def test_the_example_has_as_many_texts_as_the_training_examples(
-    text_pairs, is_regression, tokenizer, tmp_path, capsys
-):
+def test_the_example_has_as_many_texts_as_in_training(text_pairs, is_regression, tokenizer, tmp_path, capsys):
     number = 1 if is_regression else 2
     new_model("ForSequenceClassification", num_labels=number).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
