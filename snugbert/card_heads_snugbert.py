@@ -177,15 +177,15 @@ def how_to_load(name: str, head: Head, language: Any = None) -> str:
     """
     model, languages = json.dumps(name), language if isinstance(language, list) else [language or "en"]
     has_english = any(re.match(r"en\b", str(each).lower()) for each in languages)
-    plain = _code(head, f"{model}, trust_remote_code=True", head.use)
-    package = "import snugbert\n" + _code(head, model, f"{head.use}\n{head.use_of_package}".rstrip())
+    uses = [head.use, f"{head.use}\n{head.use_of_package}".rstrip()]
     if not has_english:
-        plain, package = _replace_texts(plain), _replace_texts(package)
+        uses = [_replace_texts(use) for use in uses]
+    plain, package = _code(head, f"{model}, trust_remote_code=True", uses[0]), _code(head, model, uses[1])
     return (
         "## How to load it\n\n"
         "Without the package snugbert: `trust_remote_code=True` runs the code in this repository. To pin a version of "
         f"the code, pass a commit hash as `revision`.\n\n```python\n{plain}\n```\n\n"
-        f"With the package snugbert installed:\n\n```python\n{package}\n```"
+        f"With the package snugbert installed:\n\n```python\nimport snugbert\n{package}\n```"
     )
 
 
