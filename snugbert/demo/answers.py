@@ -6,7 +6,7 @@ Shapes: T tokens.
 """
 
 import sys
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from snugbert.families.loading import load_config, load_model, load_tokenizer, m
 from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.modeling_snugbert import SnugBertForPreTraining
 from snugbert.prediction.predictor import Predictor
-from snugbert.prediction.question_answerer import ExtractedAnswer, QuestionAnswerer
+from snugbert.prediction.question_answerer import QuestionAnswerer
 
 # Spans of a text with their labels (None: no label), as in Gradio's HighlightedText.
 Marked = list[tuple[str, str | None]]
@@ -169,10 +169,9 @@ def answer(
     Returns the text with the best answer marked, and the most likely answers with their scores.
     """
     try:
-        answers = answerer(question, context, top_k=MOST_ANSWERS, handle_impossible_answer=may_be_none)
+        found = answerer(question, context, top_k=MOST_ANSWERS, handle_impossible_answer=may_be_none)
     except ValueError as error:
         raise InputError(str(error)) from error
-    found = cast(list[ExtractedAnswer], answers)  # a list, because `top_k` is above 1
     marked = _mark(context, [("answer", found[0]["start"], found[0]["end"])])
     return marked, {each["answer"] or NO_ANSWER: each["score"] for each in found}
 

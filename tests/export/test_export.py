@@ -103,14 +103,8 @@ def test_the_check_sees_every_output_and_length(checkpoint, tmp_path):
     assert compare(lambda batch: broken[0], batches[:1])[0] == np.inf
 
 
-@pytest.mark.parametrize(
-    ("to", "variants"),
-    [
-        ("onnx", ["float16", "calibrated", "int8"]),
-        ("openvino", ["float16", "calibrated", "int8"]),
-    ],
-)
-def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, variants, monkeypatch, capsys):
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, monkeypatch, capsys):
     """NNCF, which quantizes for OpenVINO, is silenced without changing handlers."""
     monkeypatch.setattr(logging.getLogger("nncf"), "handlers", [handler := logging.NullHandler()])
     labels = {label: index for index, label in TAGS.items()}
@@ -120,7 +114,7 @@ def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, varia
     rows.write_text(json.dumps({"tokens": words, "ner_tags": ["B-PER", "I-PER", "O", "O"] * 10}) + "\n")
     (tmp_path / "text.txt").write_text("\n".join(" ".join(words[start:]) for start in range(8)) + "\n")
     sizes, scores, differences = {}, {}, {}
-    for variant in variants:
+    for variant in ("float16", "calibrated", "int8"):
         dtype = "int8" if variant == "calibrated" else variant
         calibration = ["--calibration_file", str(tmp_path / "text.txt")] if variant == "calibrated" else []
         output = tmp_path / variant
@@ -138,7 +132,7 @@ def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, varia
     exec(re.search(r"^```python\n(.*?)^```$", card.text, flags=re.DOTALL | re.MULTILINE)[1], {})
     assert set(re.findall(r"\('\S+', '(\S+)'\)", capsys.readouterr().out)) <= set(labels)
     assert all("Score: f1 " in score and ", before export " in score for score in scores.values())
-    assert sizes[variants[0]] == max(sizes.values()) > sizes["int8"]
+    assert sizes["float16"] == max(sizes.values()) > sizes["int8"]
     assert 1e-4 < float(differences["int8"]) < 1
     assert handler.level == logging.NOTSET
     assert differences["calibrated"] != differences["int8"]
@@ -199,22 +193,14 @@ def test_errors(checkpoint, tmp_path, capsys, head, arguments, message):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])
-def test_an_unknown_dtype_is_refused(tmp_path, dtype):
-    """It would be written as int8."""
-    with pytest.raises(InputError, match="--dtype: unknown value 'bfloat16'"):
-        export_model("model", tmp_path / "out", "onnx", dtype=dtype)
-
-
 def test_the_dtype_may_be_from_torch(checkpoint, tmp_path):
+    with pytest.raises(InputError, match="--dtype: unknown value 'bfloat16'"):
+        export_model("model", tmp_path / "out", "onnx", dtype=torch.bfloat16)
     assert export_model(checkpoint("Model"), tmp_path / "out", "bert", dtype=torch.float16).dtype == "float16"
     assert SnugBertModel.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.float16
 
 
-def test_misspelled_arguments_and_two_sources_of_examples_are_refused(tmp_path):
-    for typo in ({"overwrite": True}, {"overwrite_outputdir": False}):
-        with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(typo))}'"):
-            export_model("model", tmp_path / "out", "bert", **typo)
+def test_two_sources_of_examples_are_refused(tmp_path):
     examples = {"validation_file": __file__, "eval_dataset": Dataset.from_dict({"text": ["good"], "label": [1]})}
     with pytest.raises(InputError, match="--validation_file and eval_dataset cannot be combined"):
         export_model("model", tmp_path / "out", "bert", **examples)

@@ -64,7 +64,8 @@ def score_labels(references, predictions, ones=None) -> dict[str, dict[str, floa
     matthews = sklearn.metrics.matthews_corrcoef(references, predictions)
     return {
         "sst2": accuracy,
-        **dict.fromkeys(("cola", "mnli"), {"matthews_correlation": matthews}),
+        "cola": {"matthews_correlation": matthews},
+        "mnli": {"matthews_correlation": matthews},
         "mrpc": with_mean(accuracy | f1),
         None: accuracy,
     }

@@ -70,7 +70,7 @@ def test_bad_text_is_counted_and_the_next_command_has_the_same_flags(tmp_path: P
 
 def test_an_output_folder_is_replaced_only_on_request(tmp_path: Path, text_file: Path):
     first = train(tmp_path / "tok", "--train_file", text_file)
-    with pytest.raises(InputError, match=r"already contains a tokenizer or a model. .*--overwrite_output_dir"):
+    with pytest.raises(InputError, match=r"already contains tokenizer.json. .*--overwrite_output_dir"):
         train(tmp_path / "tok", "--train_file", text_file, "--vocab_size", "60")
     assert (tmp_path / "tok" / "vocab.txt").read_text(encoding="utf-8").splitlines() == first
     arguments = ("--train_file", text_file, "--vocab_size", "60", "--overwrite_output_dir")
