@@ -50,6 +50,12 @@ def compose(header: ModelCardData, sections: list[str]) -> ModelCard:
     return ModelCard("\n\n".join([f"---\n{header.to_yaml()}\n---", OWN_CARD, *sections]) + "\n")
 
 
+def inherit_header(base: ModelCardData, **fields: Any) -> ModelCardData:
+    """Returns metadata with the language and the license of another card."""
+    names = ("language", "license", "license_name", "license_link")
+    return ModelCardData(**{name: getattr(base, name) for name in names}, **fields)
+
+
 def find_base_model(name: str | None) -> tuple[str | None, str]:
     """Returns the Hub id, if there is one, and the name of the checkpoint that training started from.
 
@@ -150,11 +156,8 @@ def _new_card(
 ) -> ModelCard:
     base_model, base_name = find_base_model(source) if source else (None, "")
     base = ModelCardData() if base_card is None else base_card.data
-    header = ModelCardData(
-        language=base.language,
-        license=base.license,
-        license_name=base.license_name,
-        license_link=base.license_link,
+    header = inherit_header(
+        base,
         library_name="transformers",
         pipeline_tag=head.task,
         base_model=base.base_model if base_model in (None, name) else base_model,

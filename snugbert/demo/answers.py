@@ -5,7 +5,6 @@ Bad input raises an [`InputError`]. The page shows its message.
 Shapes: T tokens.
 """
 
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,16 +41,11 @@ def load_checkpoint(name: str) -> LoadedCheckpoint:
     args = ModelArguments(model_name_or_path=name)
     tokenizer = load_tokenizer(args)
     config = load_config(args, tokenizer)
-    classes = CLASSES["snugbert"]
-    if not config.architectures:
+    classes, (architecture, *_) = CLASSES["snugbert"], config.architectures or ["none"]
+    if architecture not in HEADS_BY_CLASS:
         known = ", ".join(model_class.__name__ for model_class in classes.values())
-        raise InputError(f'{name}/config.json: no "architectures". Add one of {known}.')
-    if config.architectures[0] not in HEADS_BY_CLASS:
-        raise InputError(
-            f"{name}/config.json: unsupported architecture {config.architectures[0]}. Supported: the BERT "
-            f"family with the heads {', '.join(classes)}."
-        )
-    head = HEADS_BY_CLASS[config.architectures[0]]
+        raise InputError(f'{name}/config.json: unsupported "architectures": {architecture}. Expected one of {known}.')
+    head = HEADS_BY_CLASS[architecture]
     # Many checkpoints of the bare encoder have no pooler. The page does not need it.
     bare = {"add_pooling_layer": False} if head == "Model" else {}
     model = load_model(classes[head], args, config, trained=True, **bare)
@@ -202,12 +196,9 @@ def similarity(checkpoint: LoadedCheckpoint, first: str, second: str) -> float:
 
 def headline(checkpoint: LoadedCheckpoint) -> str:
     """Describes the head and the size of the model in one line."""
-    config, parameters = checkpoint.model.config, checkpoint.model.num_parameters()
-    limit = max_tokens(*checkpoint)
-    length = "texts of any length" if limit == sys.maxsize else f"up to {limit} tokens"
-    count = f"{parameters / 1e6:.3g} million" if parameters >= 1e6 else f"{parameters:,}"
+    config = checkpoint.model.config
     return (
-        f"`{type(checkpoint.model).__name__}` · {count} parameters · hidden size {config.hidden_size}, "
-        f"layers {config.num_hidden_layers}, heads {config.num_attention_heads} · vocabulary {config.vocab_size:,} · "
-        f"{length}"
+        f"`{type(checkpoint.model).__name__}` · {checkpoint.model.num_parameters():,} parameters · "
+        f"hidden size {config.hidden_size}, layers {config.num_hidden_layers}, heads {config.num_attention_heads} · "
+        f"vocabulary {config.vocab_size:,}"
     )

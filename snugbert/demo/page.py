@@ -275,8 +275,7 @@ def add_form(
 ) -> None:
     """Places inputs, a button and outputs. The button, Enter or an example runs `function`, one of `answers.py`.
 
-    The first argument of `function` is the `model`. Of the `examples`, only text columns with different values are
-    displayed. Models of other languages than English get no examples.
+    The first argument of `function` is the `model`. Models of other languages than English get no examples.
     """
     for component in inputs:
         component.render()
@@ -284,15 +283,11 @@ def add_form(
     for component in outputs:
         component.render()
     answered = show_errors(partial(function, model))
-    texts = {index: component for index, component in enumerate(inputs) if isinstance(component, gr.Textbox)}
     # One call at a time, so that the model can use all cores.
-    triggers = [button.click, *(text.submit for text in texts.values())]
+    triggers = [button.click, *(each.submit for each in inputs if isinstance(each, gr.Textbox))]
     gr.on(triggers, answered, list(inputs), list(outputs), concurrency_id="model")
     if answers.is_english(model):
-        columns = [index for index in texts if len(examples) == 1 or len({row[index] for row in examples}) > 1]
-        gr.Examples(
-            list(examples), inputs, outputs, answered, run_on_click=True, cache_examples=False, visible_columns=columns
-        )
+        gr.Examples(list(examples), inputs, outputs, answered, run_on_click=True, cache_examples=False)
 
 
 def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from snugbert.card_heads_snugbert import CLASSIFIES, HEADS, WINDOWS, Head, classifier
-from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model
+from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model, inherit_header
 from snugbert.configuration_snugbert import get_windows
 from snugbert.reports.cards import save_model_card, table
 
@@ -109,11 +109,8 @@ def write_card(
         text = classifier(is_regression, reads_pairs or None, windows=get_windows(model.config))
     base = _read_header(source)
     base_model, base_name = find_base_model(source_name)
-    header = ModelCardData(
-        language=base.language,
-        license=base.license,
-        license_name=base.license_name,
-        license_link=base.license_link,
+    header = inherit_header(
+        base,
         library_name="transformers" if to == "bert" else to,
         pipeline_tag=text.task,
         base_model=base_model or base.base_model,
