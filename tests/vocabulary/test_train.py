@@ -15,7 +15,7 @@ import pytest
 from transformers import BertTokenizer
 from vocabularies import DOCUMENTS, many_ties, train
 
-from snugbert import QuestionAnswerer, SnugBertTokenizer
+from snugbert import SnugBertTokenizer
 from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.vocabulary.learning import KINDS
@@ -144,33 +144,14 @@ def test_every_text_format_gives_the_same_vocabulary(tmp_path: Path, text_file: 
     assert train(tmp_path / "from_dataset", *arguments) == expected
 
 
-def test_byte_level_bpe_finds_answers_and_tags(bpe_folders, data_dir, tmp_path):
-    tiny = ["--max_steps", "2", "--use_cpu", "true", "--per_device_train_batch_size", "4", "--report_to", "none"]
-    tokenizer = str(bpe_folders["byte-bpe"])
-
-    def run(command: str, output: str, *arguments: str | Path) -> dict:
-        assert snugbert_command([command, *map(str, arguments), *tiny, "--output_dir", str(tmp_path / output)]) == 0
-        return json.loads((tmp_path / output / "all_results.json").read_text())
-
-    text = ["--train_file", data_dir / "sample_text/sample_text.txt", "--max_seq_length", "48"]
+def test_byte_level_bpe_pretrains(bpe_folders, data_dir, tmp_path):
+    """tests/test_family_commands.py runs the other commands with this kind of tokenizer."""
     sizes = "num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=32"
-    model = ["--config_name", "tiny", "--config_overrides", sizes, "--tokenizer_name", tokenizer]
-    run("pretrain", "pretrained", *model, *text)
-    start = ["--model_name_or_path", tmp_path / "pretrained"]
-
-    context = "  In 1843, Ångström's note\u2014it was long\u2014was written by Ada Lovelace."
-    answers = {"text": ["Ada Lovelace"], "answer_start": [context.index("Ada")]}
-    question = {"id": "1", "title": "", "context": context, "question": "Who wrote it?", "answers": answers}
-    (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n", encoding="utf-8")
-    files = ["--train_file", tmp_path / "questions.jsonl", "--validation_file", tmp_path / "questions.jsonl"]
-    assert run("squad", "squad", *start, *files)["eval_samples"] == 1
-    answer = QuestionAnswerer(tmp_path / "squad", device="cpu")(question="Who?", context=context)
-    assert context[answer["start"] : answer["end"]] == answer["answer"] != ""
-
-    tagged = "Ada B-PER\nLovelace I-PER\nwrote O\n. O\n\nÅngström B-PER\n, O\ntoo O\n\n"
-    (tmp_path / "tags.txt").write_text(tagged, encoding="utf-8")
-    files = ["--train_file", tmp_path / "tags.txt", "--validation_file", tmp_path / "tags.txt"]
-    assert run("ner", "ner", *start, *files, "--do_train", "--do_eval")["eval_samples"] == 2
+    model = ["--config_name", "tiny", "--config_overrides", sizes, "--tokenizer_name", bpe_folders["byte-bpe"]]
+    text = ["--train_file", data_dir / "sample_text/sample_text.txt", "--max_seq_length", "48"]
+    run = ["--max_steps", "2", "--use_cpu", "true", "--report_to", "none", "--output_dir", tmp_path / "run"]
+    assert snugbert_command(["pretrain", *map(str, [*model, *text, *run])]) == 0
+    assert json.loads((tmp_path / "run/all_results.json").read_text())["train_loss"] > 0
 
 
 @pytest.mark.parametrize(
