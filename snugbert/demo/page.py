@@ -33,19 +33,7 @@ from snugbert.modeling_snugbert import (
     SnugBertModel,
 )
 from snugbert.prediction.question_answerer import QuestionAnswerer
-from snugbert.tasks.base import list_labels
 
-# Okabe and Ito (2008), "Color Universal Design": colors that colorblind people can distinguish. Black and yellow are
-# left out: black does not stand out, and white text on yellow is unreadable.
-MARKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-STYLE = """
-.marked .textfield { display: block; word-break: normal; }
-.marked .token-container, .marked .token { display: inline; }
-.marked .textfield, .marked .token { font-size: 0; }  /* hides spaces that are not in the text */
-.marked .highlighted { color: inherit !important; font-size: var(--text-md); margin: 0; }
-.marked .line-break { display: block; }
-.marked .text { font-size: var(--text-md); }
-"""
 # Names that DNS cannot redirect to another machine.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # About 20,000 English words. A question about a text of 100,000 periods (one token each) takes up to 1 GB of memory.
@@ -91,7 +79,6 @@ def serve(page: gr.Blocks, host: str, port: int | None = None, inbrowser: bool =
         theme=gr.themes.Soft(
             primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
         ),
-        css=STYLE,
         app_kwargs={"middleware": guards},
         max_file_size=0,  # no uploads
         # Environment variables could start a second server without the middleware.
@@ -170,18 +157,16 @@ def classify_tab(checkpoint: LoadedCheckpoint) -> None:
 
 def tag_tab(checkpoint: LoadedCheckpoint) -> None:
     """Highlights the entities of a text."""
-    kinds = sorted({label.split("-", 1)[-1] for label in list_labels(checkpoint.model.config)} - {"O"})
-    colors = {kind: MARKS[index % len(MARKS)] for index, kind in enumerate(kinds)}
     examples = [
         ["Ada Lovelace met Charles Babbage in London in 1833."],
         ["The European Commission asked Germany and France to talk to Siemens about it."],
     ]
-    add_form(answers.tag, checkpoint, "Tag", [text_input("Text")], [marked_text("Entities", colors)], examples)
+    add_form(answers.tag, checkpoint, "Tag", [text_input("Text")], [marked_text("Entities")], examples)
 
 
 def replaced_tab(checkpoint: LoadedCheckpoint) -> None:
     """Highlights words that do not fit a text."""
-    output = marked_text("Replaced words", {"replaced": MARKS[0]})
+    output = marked_text("Replaced words")
     examples = [["The chef ate the meal that the guests had ordered."], ["The capital of France is London."]]
     add_form(answers.find_replaced, checkpoint, "Find replaced words", [text_input("Text")], [output], examples)
 
@@ -205,7 +190,7 @@ def question_tab(checkpoint: LoadedCheckpoint) -> None:
         "Answer",
         [text_input("Question"), text_input("Text (any length)"), may_be_none],
         [
-            marked_text("The answer in the text", {"answer": MARKS[0]}, names_kinds=False),
+            marked_text("The answer in the text"),
             gr.Label(label="Answers", render=False),
         ],
         [[question, history, True] for question in questions],
@@ -258,11 +243,9 @@ def text_input(label: str) -> gr.Textbox:
     return gr.Textbox(label=label, lines=2, max_lines=12, render=False)
 
 
-def marked_text(label: str, colors: dict[str, str], names_kinds: bool = True) -> gr.HighlightedText:
+def marked_text(label: str) -> gr.HighlightedText:
     """Creates an output for text with marks."""
-    return gr.HighlightedText(
-        label=label, color_map=colors, show_inline_category=names_kinds, elem_classes="marked", render=False
-    )
+    return gr.HighlightedText(label=label, elem_classes="marked", render=False)
 
 
 def add_form(

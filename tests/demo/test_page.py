@@ -6,8 +6,7 @@ from contextlib import closing
 import gradio as gr
 import pytest
 from browser import CALL, TYPED, Visitor, ask, served
-from demo_checkpoints import FACTS, QUESTIONS, TAGGED
-from gradio_client import Client
+from demo_checkpoints import FACTS, QUESTIONS
 
 from snugbert.demo import answers
 from snugbert.demo.page import MOST_BYTES, MOST_CHARACTERS
@@ -44,12 +43,6 @@ def test_other_websites_are_refused(tagging_page):
         assert (ask(port, "/config", Origin=origin), ask(port, CALL, TYPED, Origin=origin)) == (403, 403), origin
     assert ask(port, CALL, TYPED, Origin=f"http://127.0.0.1:{port}") == 200
     assert ask(port, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate") == 200  # a link to the page
-    client = Client(tagging_page.local_url, verbose=False, analytics_enabled=False)
-    marked = client.predict(TAGGED[2][0], api_name="/answered")
-    assert [(piece["token"], piece["class_or_confidence"]) for piece in marked][::2] == [
-        ("London", "LOC"),
-        ("Paris", "LOC"),
-    ]
 
 
 def test_large_requests_and_files_are_refused(tagging_page):

@@ -85,8 +85,8 @@ def test_the_longest_input_that_a_model_takes(architecture):
 
 def test_relative_positions_leave_the_limit_to_the_tokenizer():
     tokenizer = make_tokenizer("snugbert")
-    config = SnugBertConfig(vocab_size=len(tokenizer), **SIZE, position_embedding_type="relative", position_buckets=8)
-    model = SnugBertForMaskedLM(config).eval()
+    relative = {"position_embedding_type": "relative", "position_buckets": 8}
+    model = SnugBertForMaskedLM(SnugBertConfig(vocab_size=len(tokenizer), **SIZE, **relative)).eval()
     assert max_tokens(model, tokenizer) == tokenizer.model_max_length == 512
     predict_tokens(model, torch.full((1, 512), 7), torch.tensor([511]))
 

@@ -71,15 +71,10 @@ TITLES = [{"title": text} for text in TEXTS]
 @pytest.mark.parametrize(
     "given",
     [
-        TEXTS,
-        tuple(TEXTS),
-        iter(TEXTS),
         map(str.upper, TEXTS),
         np.array(TEXTS),
         pd.Series(TEXTS),
         Dataset.from_list(TITLES)["title"],
-        iter(TITLES),
-        tuple(TITLES),
         pd.DataFrame(TITLES, index=range(7, 7 + len(TITLES))),
         Dataset.from_list(TITLES).with_format("torch"),
         Dataset.from_list(TITLES).with_format("pandas"),
@@ -106,7 +101,6 @@ def test_rows_that_cannot_be_read_are_named_with_what_is_expected(classifier, tm
     expected = {
         (pairs, "a"): "row 1: expected a dict with the columns 'question' and 'title', not a str.",
         (titles, ("a", 7)): "row 2: expected a text or a dict, not a int.",
-        (titles, 7): "row 1: expected a text or a dict, not a int.",
         (tagger, ("Ada wrote.",)): "row 1: expected a dict with the column 'tokens' or the column 'text', not a str.",
     }
     for (predictor, given), message in expected.items():

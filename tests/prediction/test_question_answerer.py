@@ -161,28 +161,29 @@ def test_packed_equals_padded_equals_one_by_one(tokenizer, tmp_path):
             assert mine == [{**answer, "score": pytest.approx(answer["score"], rel=1e-4)} for answer in theirs]
 
 
-def test_questions_and_contexts_that_are_refused(tokenizer):
-    answerer = QuestionAnswerer(handmade({}, {}), tokenizer, max_query_length=6)
-    for question, context, message in (
+@pytest.mark.parametrize(
+    ("question", "context", "message"),
+    [
         (" ", TEXT, "The question ' ' has no words"),
         ("who wrote the book in 1843 ?", TEXT, r"'who wrote .* has 7 tokens. The limit is 6 \(`max_query_length`\)"),
         ("who", " \n", r"The context of question 'who' has no words: ' \\n'"),
         (["who", "when"], [TEXT], "`context`: expected one text or 2, one per question, not 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            answerer(question, context)
-    with pytest.raises(ValueError, match="`top_k` 0 and `max_answer_len` 30 must be at least 1"):
-        answerer("who", TEXT, top_k=0)
+    ],
+)
+def test_questions_and_contexts_that_are_refused(question, context, message, tokenizer):
+    answerer = QuestionAnswerer(handmade({}, {}), tokenizer, max_query_length=6)
+    with pytest.raises(ValueError, match=message):
+        answerer(question, context)
 
 
 def test_models_that_are_refused(tokenizer, tmp_path):
-    random_model(BertForSequenceClassification, BertConfig).save_pretrained(tmp_path)
+    classifier = random_model(BertForSequenceClassification, BertConfig)
+    classifier.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"has no weights for qa_outputs.bias, qa_outputs.weight"):
-        QuestionAnswerer(tmp_path)
-    with pytest.raises(ValueError, match="`model`: a BertForSequenceClassification has no question answering head"):
-        QuestionAnswerer(random_model(BertForSequenceClassification, BertConfig), tokenizer)
-    with pytest.raises(ValueError, match="/no/such/folder: no such folder"):
-        QuestionAnswerer("/no/such/folder")
-    with pytest.raises(ValueError, match="`tokenizer` is missing"):
-        QuestionAnswerer(handmade({}, {}))
+    for arguments, message in (
+        ([tmp_path], r"has no weights for qa_outputs.bias, qa_outputs.weight"),
+        ([classifier, tokenizer], "`model`: a BertForSequenceClassification has no question answering head"),
+        ([handmade({}, {})], "`tokenizer` is missing"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            QuestionAnswerer(*arguments)

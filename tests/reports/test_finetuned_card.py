@@ -3,7 +3,7 @@
 import re
 
 from finetuning_examples import write_card
-from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub import ModelCard
 from markdown_tables import cells
 
 from snugbert.data.sources import DataSource
@@ -47,27 +47,18 @@ def test_metadata_and_text_of_a_card(tmp_path):
     write_card(tmp_path, **CARD)
     card = ModelCard.load(tmp_path / "README.md")
 
-    def result(split, metric, name, value):
-        mnli = {"dataset_type": "nyu-mll/glue", "dataset_name": "GLUE MNLI", "dataset_config": "mnli"}
-        mnli |= {"dataset_args": {"num_examples": 90, "first": 90}}
-        own = {"dataset_type": "my-reviews-2024", "dataset_name": "my reviews, 2024"}
-        own |= {"dataset_args": {"num_examples": 70}}
-        return EvalResult(
-            **(own if split == "test" else mnli),
-            task_type="text-classification",
-            task_name="MNLI",
-            dataset_split=split,
-            metric_type=metric,
-            metric_name=name,
-            metric_value=value,
-        )
-
-    assert card.data.eval_results == [
-        result("validation_matched", "accuracy", "Accuracy", 0.841235),
-        result("validation_mismatched", "accuracy", "Accuracy", 0.83),
-        result("test", "exact_match", "Exact match", 0.805),
-        result("test", "pearsonr", "Pearson correlation", 0.9),
+    mnli, num_examples = ("nyu-mll/glue", "GLUE MNLI", "mnli"), {"num_examples": 90, "first": 90}
+    own = ("my-reviews-2024", "my reviews, 2024", None)
+    results = card.data.eval_results
+    assert {(result.task_type, result.task_name) for result in results} == {("text-classification", "MNLI")}
+    assert [(each.dataset_split, each.metric_type, each.metric_value, each.dataset_args) for each in results] == [
+        ("validation_matched", "accuracy", 0.841235, num_examples),
+        ("validation_mismatched", "accuracy", 0.83, num_examples),
+        ("test", "exact_match", 0.805, {"num_examples": 70}),
+        ("test", "pearsonr", 0.9, {"num_examples": 70}),
     ]
+    data = [(each.dataset_type, each.dataset_name, each.dataset_config) for each in results]
+    assert data == [mnli, mnli, own, own]
     assert card.data.model_name == "me/mnli" and card.data.metrics == ["accuracy", "exact_match", "pearsonr"]
     assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.pipeline_tag == "text-classification"
     assert card.data.datasets == ["nyu-mll/glue"]

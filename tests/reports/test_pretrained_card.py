@@ -36,14 +36,7 @@ def test_model_card(tmp_path):
 
 
 def test_a_card_during_training_has_no_baselines(tmp_path):
-    write_pretraining_card(
-        tmp_path,
-        name="me/mini",
-        language=None,
-        data=DATA,
-        settings=SETTINGS,
-        metrics={"mlm_loss": 5.9194},
-        baselines={},
-    )
+    facts = {"name": "me/mini", "language": None, "data": DATA, "settings": SETTINGS}
+    write_pretraining_card(tmp_path, **facts, metrics={"mlm_loss": 5.9194}, baselines={})
     text = (tmp_path / "README.md").read_text()
     assert "| masked token loss, nats | 5.919 |\n" in text and "baseline" not in text
