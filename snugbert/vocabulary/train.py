@@ -121,23 +121,14 @@ def _learn(
     tokenizer = make_tokenizer(kind, tokens, merges, **casing)
     store_language(args.language, tokenizer)
     print(f"Learned {len(tokens):,} tokens ({kind}) from {_format_counts(words)}.")
-    _print(f"{describe_casing(casing)} {_advise(args, share_with_accents, casing)}")
-    return tokenizer, _new_model(output_dir, tokenizer, words)
-
-
-def _advise(args: VocabularyArguments, share_with_accents: float, casing: dict[str, Any]) -> str:
-    """Returns how to change the settings for case and accents."""
+    _print(describe_casing(casing))
     forgotten = args.language is None and args.strip_accents is None and strips_accents(casing)
     if forgotten and share_with_accents >= MANY_ACCENTS:
-        return (
-            f"{share_with_accents:.1%} of the words have accents. If the text is not English, add --language, "
-            "such as --language de, which keeps case and accents."
+        _print(
+            f"{share_with_accents:.1%} of the words have accents. If the text is not English, add --language, such as "
+            "--language de, which keeps case and accents."
         )
-    flags = ["--no_do_lower_case" if casing["do_lower_case"] else "--do_lower_case"]
-    flags.append("--no_strip_accents" if strips_accents(casing) else "--strip_accents")
-    if args.language is None and (casing["do_lower_case"] or strips_accents(casing)):
-        flags.append("--language")
-    return f"To change this: {' or '.join(flags)}."
+    return tokenizer, _new_model(output_dir, tokenizer, words)
 
 
 def _new_model(output_dir: Path, tokenizer: PreTrainedTokenizerBase, words: Counter[str]) -> Flags:

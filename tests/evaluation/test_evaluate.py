@@ -8,7 +8,6 @@ import yaml
 from huggingface_hub import ModelCard
 
 from snugbert import SnugBertConfig, SnugBertForMaskedLM, SnugBertTokenizer
-from snugbert.evaluation import evaluate as run
 from snugbert_cli import main
 
 WORDS = "the cat cats sleep ##s walk ##ed in garden , .".split()
@@ -79,20 +78,16 @@ def test_random_weights_are_the_same_for_a_seed_and_data_is_named_after_its_fold
     assert first["paradigms"] == second["paradigms"] and first["dataset"] == "a, b"
 
 
-def test_bf16_gives_nearly_the_same_scores(folder, monkeypatch):
+def test_bf16_gives_nearly_the_same_scores(folder):
     (folder / "text.txt").write_text("The cat sleeps. The cats sleep in the garden.\n" * 20)
-    precisions, scores = [], []
-    score_pairs = run.score_pairs
-    monkeypatch.setattr(
-        run, "score_pairs", lambda *args: precisions.append(torch.is_autocast_enabled("cpu")) or score_pairs(*args)
-    )
+    scores = []
     for flags in ([], ["--bf16"]):
         argv = ["--model_name_or_path", folder / "model", "--validation_file", folder / "text.txt", *flags]
         assert evaluate(folder, *argv, "--output_dir", folder / "out", "--overwrite_output_dir") == 0
         scores.append(json.loads((folder / "out/results.json").read_text()))
     exact, rounded = (score["held_out_text"]["metrics"]["mlm_loss"] for score in scores)
     assert exact != rounded == pytest.approx(exact, rel=0.02)
-    assert precisions == [score["bf16"] for score in scores] == [False, True]
+    assert [score["bf16"] for score in scores] == [False, True]
 
 
 def test_errors(folder, capsys):

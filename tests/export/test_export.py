@@ -193,17 +193,17 @@ def test_errors(checkpoint, tmp_path, capsys, head, arguments, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_dtype_may_be_from_torch(checkpoint, tmp_path):
-    with pytest.raises(InputError, match="--dtype: unknown value 'bfloat16'"):
-        export_model("model", tmp_path / "out", "onnx", dtype=torch.bfloat16)
+def test_python_arguments(checkpoint, tmp_path):
+    """The dtype may be from torch."""
+    examples = {"validation_file": __file__, "eval_dataset": Dataset.from_dict({"text": ["good"], "label": [1]})}
+    for arguments, message in (
+        ({"dtype": torch.bfloat16}, "--dtype: unknown value 'bfloat16'"),
+        (examples, "--validation_file and eval_dataset cannot be combined"),
+    ):
+        with pytest.raises(InputError, match=message):
+            export_model("model", tmp_path / "out", "bert", **arguments)
     assert export_model(checkpoint("Model"), tmp_path / "out", "bert", dtype=torch.float16).dtype == "float16"
     assert SnugBertModel.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.float16
-
-
-def test_two_sources_of_examples_are_refused(tmp_path):
-    examples = {"validation_file": __file__, "eval_dataset": Dataset.from_dict({"text": ["good"], "label": [1]})}
-    with pytest.raises(InputError, match="--validation_file and eval_dataset cannot be combined"):
-        export_model("model", tmp_path / "out", "bert", **examples)
 
 
 def test_a_missing_package_is_named_with_its_extra(checkpoint, tmp_path, monkeypatch, capsys):
@@ -222,16 +222,15 @@ def test_weights_of_more_than_two_gigabytes_get_a_second_file(checkpoint, tmp_pa
 
 
 def test_classes_and_answers_are_scored_as_their_commands_do(checkpoint, tmp_path):
-    rows = [{"text": text, "label": label} for text, label in (("a good film", "LABEL_1"), ("not good", "LABEL_0"))]
-    (tmp_path / "classes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "classes.csv").write_text("text,label\na good film,LABEL_1\nnot good,LABEL_0\n")
     question = {"id": "1", "question": "what is it?", "context": "it is a film", "title": ""}
     question["answers"] = {"text": ["film"], "answer_start": [8]}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n")
     for head, file, metric in (
-        ("ForSequenceClassification", "classes", "accuracy"),
-        ("ForQuestionAnswering", "questions", "f1"),
+        ("ForSequenceClassification", "classes.csv", "accuracy"),
+        ("ForQuestionAnswering", "questions.jsonl", "f1"),
     ):
-        done = export_model(checkpoint(head), tmp_path / head, "onnx", validation_file=tmp_path / f"{file}.jsonl")
+        done = export_model(checkpoint(head), tmp_path / head, "onnx", validation_file=tmp_path / file)
         assert done.scores[metric][0] == done.scores[metric][1]
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\na good film\t1\nnot good\t0\n")
     source = checkpoint("ForSequenceClassification", num_labels=3)

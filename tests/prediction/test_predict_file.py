@@ -150,10 +150,8 @@ def test_questions_and_choices(checkpoint, tmp_path, monkeypatch):
     (tmp_path / "out.jsonl").unlink()
     model = checkpoint("ForMultipleChoice")
     rows = [{"text": text, "choices": texts[: 2 + index % 3]} for index, text in enumerate(texts)]
-    stock, tokenizer = (
-        transformers.BertForMultipleChoice.from_pretrained(model),
-        transformers.AutoTokenizer.from_pretrained(model),
-    )
+    stock = transformers.BertForMultipleChoice.from_pretrained(model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     for row in predict(tmp_path, model, rows):
         inputs = tokenizer([row["text"]] * len(row["choices"]), row["choices"], padding=True, return_tensors="pt")
         with torch.no_grad():
@@ -174,9 +172,8 @@ def test_embeddings_and_scores_equal_sentence_transformers(checkpoint, tmp_path)
     embeddings = np.array([row["embedding"] for row in found], np.float32)
     np.testing.assert_allclose(embeddings, model.encode(texts, prompt_name="query"), atol=1e-5)
 
-    CrossEncoder(str(checkpoint("ForSequenceClassification", num_labels=1))).save_pretrained(
-        str(tmp_path / "reranker")
-    )
+    reranker = CrossEncoder(str(checkpoint("ForSequenceClassification", num_labels=1)))
+    reranker.save_pretrained(str(tmp_path / "reranker"))
     (run / "out.jsonl").unlink()
     pairs = [{"query": texts[0], "text": text} for text in texts]
     found = predict(run, tmp_path / "reranker", pairs)
@@ -233,11 +230,7 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
     model = checkpoint("ForSequenceClassification")
     source, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     lines = [
-        '{"text": "one"}',
-        "not JSON",
-        '{"text": null}',
-        '{"text": "\\ud83d"}',
-        "",
+        *('{"text": "one"}', "not JSON", '{"text": null}', '{"text": "\\ud83d"}', ""),
         '{"text": "two", "id": "\\ud83d"}',
         '{"text": "x", "n": NaN}',
         '{"text": "tw\xff"}',
@@ -262,11 +255,8 @@ def test_bfloat16_changes_little(checkpoint, tmp_path):
     exact = predict(tmp_path, checkpoint("ForSequenceClassification"), rows)
     (tmp_path / "out.jsonl").unlink()
     rounded = predict(tmp_path, checkpoint("ForSequenceClassification"), rows, "--bf16")
-    pairs = [
-        (one["probabilities"]["LABEL_0"], other["probabilities"]["LABEL_0"])
-        for one, other in zip(exact, rounded, strict=True)
-    ]
-    assert any(one != other for one, other in pairs) and all(abs(one - other) < 0.03 for one, other in pairs)
+    one, other = ([row["probabilities"]["LABEL_0"] for row in rows] for rows in (exact, rounded))
+    assert one != other == pytest.approx(one, abs=0.03)
 
 
 TEXT, TAGS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
