@@ -5,6 +5,7 @@ answer. As in BLiMP, accuracies are computed for each paradigm (`UID`), and all 
 paradigms.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -96,8 +97,9 @@ def _is_text(file: Path) -> bool:
 def _name_files(files: Sequence[Path]) -> list[str]:
     """Returns the names of files, with their folders if another file has the same name."""
     names = [describe_file(file) for file in files]
+    folder = os.path.commonpath([file.resolve().parent for file in files]) if files else ""
     return [
-        name if names.count(name) == 1 else f"{file.resolve().parent.name}/{file.name}"
+        name if names.count(name) == 1 else file.resolve().relative_to(folder).as_posix()
         for name, file in zip(names, files, strict=True)
     ]
 
