@@ -269,7 +269,7 @@ def test_the_default_of_german_is_the_one_of_multilingual_bert(german, tmp_path)
     ("flags", "words"),
     [
         ([], "both removed.\n26.7% of the words have accents."),
-        (["--language", "en"], "both removed.\nExample"),
+        (["--language", "en"], "both removed.\nNote: the vocabulary has fewer"),
         (["--language", "de"], "both kept.\n"),
         (["--no_strip_accents"], "Case: removed. Accents: kept."),
         (["--model", "byte-bpe"], "both kept."),
