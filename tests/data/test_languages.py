@@ -156,8 +156,7 @@ def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkp
     (train,) = set(Path("cache/snugbert").iterdir()) - prepared
     assert open_corpus(train, tokenizer).num_sentences == 160
 
-    checkpoint = answers.load_checkpoint("pretrained")
-    assert answers.list_masked_sentences(checkpoint) == ["Paris ist die [MASK] von Frankreich."]
+    assert not answers.is_english(answers.load_checkpoint("pretrained"))
 
     french = ["--language", "fr"]
     for arguments, place in (
