@@ -100,7 +100,7 @@ def write_json(file: Path, values: object) -> None:
 # --- digests ----------------------------------------------------------------------------------------------------
 
 
-def check_output_dir(folder: Path, results: Iterable[str], overwrite: bool) -> None:
+def check_new_results(folder: Path, results: Iterable[str], overwrite: bool) -> None:
     """Checks that a command may write into `--output_dir`."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output_dir: {folder} is a file. Choose a folder.")

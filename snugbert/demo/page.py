@@ -190,7 +190,7 @@ def question_tab(checkpoint: LoadedCheckpoint) -> None:
         "Answer",
         [text_input("Question"), text_input("Text (any length)"), may_be_none],
         [
-            marked_text("The answer in the text"),
+            marked_text("The answer in the text", shows_kinds=False),
             gr.Label(label="Answers", render=False),
         ],
         [[question, history, True] for question in questions],
@@ -243,9 +243,9 @@ def text_input(label: str) -> gr.Textbox:
     return gr.Textbox(label=label, lines=2, max_lines=12, render=False)
 
 
-def marked_text(label: str) -> gr.HighlightedText:
+def marked_text(label: str, shows_kinds: bool = True) -> gr.HighlightedText:
     """Creates an output for text with marks."""
-    return gr.HighlightedText(label=label, elem_classes="marked", render=False)
+    return gr.HighlightedText(label=label, show_inline_category=shows_kinds, elem_classes="marked", render=False)
 
 
 def add_form(

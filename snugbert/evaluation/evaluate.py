@@ -27,7 +27,7 @@ from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import MinimalPair, read_pairs, score_pairs
 from snugbert.evaluation.pseudo_likelihood import VARIANTS
-from snugbert.files import check_output_dir, write_atomically, writing
+from snugbert.files import check_new_results, write_atomically, writing
 from snugbert.progress import format_duration
 from snugbert.reports.cards import eval_result, package_versions, table
 from snugbert.reports.pretrained_card import format_comparison, format_results, metric_eval_results
@@ -63,7 +63,7 @@ def evaluate_model(
         raise InputError("no data. Pass --pairs_file, --validation_file, or both.")
     output_dir = None if args.output_dir is None else Path(args.output_dir)
     if output_dir is not None:
-        check_output_dir(output_dir, [RESULTS_NAME], args.overwrite_output_dir)
+        check_new_results(output_dir, [RESULTS_NAME], args.overwrite_output_dir)
     card = _check_card(model_args.model_name_or_path) if args.update_card else None
     files = match_files(pairs_args.pairs_file)
     pairs = read_pairs(files, pairs_args.good_column_name, pairs_args.bad_column_name)

@@ -25,7 +25,7 @@ from snugbert.data.languages import choose_language, read_language, store_langua
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, name_arguments
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_tokenizer, write_vocab_txt
-from snugbert.files import check_output_dir, writing
+from snugbert.files import check_new_results, writing
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.trainers.pretraining.electra import find_generator
 from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
@@ -69,7 +69,7 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
         InputError: the text, the settings, the output folder or the folder of `init` cannot be used.
     """
     output_dir = Path(args.output_dir)
-    check_output_dir(output_dir, MARKING_FILES, args.overwrite_output_dir)
+    check_new_results(output_dir, MARKING_FILES, args.overwrite_output_dir)
     log = ReadingLog(args.on_bad_text)
     lines: Iterator[str]
     if args.dataset_name:
