@@ -7,9 +7,8 @@ long as the weights are unchanged.
 
 import filecmp
 import json
-import os
 import re
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,7 @@ OWN_CARD = "<!-- Written by `snugbert`, which may replace this file. Remove this
 TEMPLATE = "This is the model card of a 🤗 transformers model that has been pushed on the Hub."
 TRAINERS_CARD = "<!-- This model card has been generated automatically according to the information"
 TAGS = ["snugbert", "bert"]
-# Plots written by commands. The name of an evaluation set may be the prefix.
-PLOT = re.compile(
-    r"training\.png|((eval|predict)_((mm|ax)_)?)?"
-    r"(learning_curve|confusion_matrix|f1_by_answer_length|reliability|sweep)\.png"
-)
+IMAGE = re.compile(r"!\[[^]]*]\([^)]*\)\n*")
 LISTED_LABELS = 50
 BIAS_WARNING = "The model may reproduce errors and biases in its training data."
 
@@ -51,30 +46,29 @@ def code_span(text: str) -> str:
 
 
 def compose(header: ModelCardData, sections: list[str]) -> ModelCard:
-    """Returns a card that starts with the comment `OWN_CARD`.
-
-    Args:
-        header: metadata for the Hub.
-        sections: Markdown, the title first.
-    """
+    """Returns a card from its metadata for the Hub and its Markdown, the title first. It starts with `OWN_CARD`."""
     return ModelCard("\n\n".join([f"---\n{header.to_yaml()}\n---", OWN_CARD, *sections]) + "\n")
+
+
+def inherit_header(base: ModelCardData, **fields: Any) -> ModelCardData:
+    """Returns metadata with the language and the license of another card."""
+    names = ("language", "license", "license_name", "license_link")
+    return ModelCardData(**{name: getattr(base, name) for name in names}, **fields)
 
 
 def find_base_model(name: str | None) -> tuple[str | None, str]:
     """Returns the Hub id, if there is one, and the name of the checkpoint that training started from.
 
-    For a folder, the name is only the last part of the path, because cards are published.
-
-    Args:
-        name: a folder or a name on the Hub. None: random weights.
+    `name` is a folder or a name on the Hub. None: random weights. Cards are published, so of a folder only the last
+    part of the path is shown.
     """
     if name is None:
         return None, "random weights"
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return None, Path(name).resolve().name
-    return (None, Path(name).resolve().name) if Path(name).exists() else (name, name)
+    if not Path(name).exists():
+        with suppress(HFValidationError):
+            validate_repo_id(name)
+            return name, name
+    return None, Path(name).resolve().name
 
 
 # --- the card of push_to_hub ------------------------------------------------------------------------------------
@@ -84,14 +78,13 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
     """Replaces transformers' template with a card about the model, just before it is pushed.
 
     If the model was loaded from a folder or repository with a card by `snugbert`, and the weights are unchanged, that
-    card is pushed. Cards by users are not replaced, and neither are Trainer's, which contain metrics.
+    card is pushed, without its plots. Cards by users are not replaced, and neither are Trainer's, which contain
+    metrics.
 
     Args:
-        model: the model.
         folder: the files to upload: the weights, and as `README.md` the repository's card or transformers' template,
             with the tags that the caller passed.
         repo_id: the repository on the Hub.
-        token: token for the Hub, as in `from_pretrained`.
     """
     file = folder / "README.md"
     present: Any = ModelCard.load(file)
@@ -106,7 +99,7 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
     unchanged = all(_is_copy(weight, source) for weight in weights)
     if card is not None and unchanged and OWN_CARD in card.text:
         _rename(card, repo_id)
-        _copy_plots(card.text, source, folder, token)
+        card.text = IMAGE.sub("", card.text)
     else:
         card = _new_card(model, head, repo_id, source, card, unchanged)
     card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *(present.data.tags or [])]))
@@ -115,27 +108,19 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
 
 def _find_head(model: PreTrainedModel) -> Head | None:
     """Returns the head of the model's class or of the class it extends. None: a head that the user wrote."""
-    for model_class in type(model).__mro__:
-        if (head := HEADS.get(model_class.__name__.removeprefix("SnugBert"))) is not None:
-            is_regression = model.config.num_labels == 1
-            if head.task != "text-classification":
-                return head
-            thresholds = len(getattr(model.config, "thresholds", None) or ())
-            return classifier(is_regression, thresholds=thresholds, windows=get_windows(model.config))
-    return None
+    names = [model_class.__name__.removeprefix("SnugBert") for model_class in type(model).__mro__]
+    head = next((HEADS[name] for name in names if name in HEADS), None)
+    if head is None or head.task != "text-classification":
+        return head
+    thresholds = len(getattr(model.config, "thresholds", None) or ())
+    return classifier(model.config.num_labels == 1, thresholds=thresholds, windows=get_windows(model.config))
 
 
 def _find_file(source: str, name: str, **options: Any) -> str | None:
     """Returns the path of a file in the folder or repository `source`. None: it is missing or cannot be loaded."""
+    errors = ("gated_repo", "missing_entries", "connection_errors")
     try:
-        return cached_file(
-            source,
-            name,
-            _raise_exceptions_for_gated_repo=False,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            **options,
-        )
+        return cached_file(source, name, **{f"_raise_exceptions_for_{error}": False for error in errors}, **options)
     except OSError:
         return None
 
@@ -154,26 +139,14 @@ def _is_copy(weights: Path, source: str) -> bool:
     return file is not None and filecmp.cmp(weights, file, shallow=False)
 
 
-def _copy_plots(text: str, source: str, folder: Path, token: str | bool | None) -> None:
-    """Copies the plots that a card shows. A card may come from anyone, so only names that match `PLOT` are copied."""
-    for plot in re.findall(r"!\[[^]]*]\(([\w.-]+)\)", text):
-        if not PLOT.fullmatch(plot) or os.path.lexists(folder / plot):
-            continue
-        path = _find_file(source, plot, token=token)
-        # A symlink in a local folder may point at any file. In the Hub's cache every file is a symlink.
-        if path is not None and not (Path(source).is_dir() and Path(path).is_symlink()):
-            shutil.copyfile(path, folder / plot)
-
-
 def _rename(card: Any, name: str) -> None:
-    """Changes the name of the repository in a card by `snugbert`."""
+    """Changes the name of the repository in a card by `snugbert`: in the title and in the code."""
     title = re.search(rf"{re.escape(OWN_CARD)}\n\n# (.+)\n", card.text)
     if title is not None:
-        start, end = title.span(1)
         old = re.sub(r"\\(.)", r"\1", title[1])  # undoes `escape`
-        card.text = card.text[:start] + escape(name) + card.text[end:]
+        renamed = f"{card.text[: title.start(1)]}{escape(name)}{card.text[title.end(1) :]}"
         loading = rf"(from_pretrained\(|model=|QuestionAnswerer\(|Predictor\(){re.escape(json.dumps(old))}"
-        card.text = re.sub(loading, lambda match: match[1] + json.dumps(name), card.text)
+        card.text = re.sub(loading, lambda match: match[1] + json.dumps(name), renamed)
     if card.data.model_name is not None:
         card.data.model_name = name
 
@@ -181,45 +154,32 @@ def _rename(card: Any, name: str) -> None:
 def _new_card(
     model: PreTrainedModel, head: Head, name: str, source: str, base_card: Any, unchanged: bool
 ) -> ModelCard:
-    base_model: Any
     base_model, base_name = find_base_model(source) if source else (None, "")
-    base_name = escape(base_name)
     base = ModelCardData() if base_card is None else base_card.data
-    if base_model is None or base_model == name:
-        base_model = base.base_model
-    header = ModelCardData(
-        language=base.language,
-        license=base.license,
-        license_name=base.license_name,
-        license_link=base.license_link,
+    header = inherit_header(
+        base,
         library_name="transformers",
         pipeline_tag=head.task,
-        base_model=base_model,
+        base_model=base.base_model if base_model in (None, name) else base_model,
         tags=list(TAGS),
     )
-    if not source:
-        origin = "The training data and the scores were not recorded."
-    elif unchanged:
-        origin = f"The weights are an unchanged copy of {base_name}."
-    else:
-        origin = (
-            f"Training started from the weights of {base_name}. The training data and the scores were not recorded."
-        )
-    return compose(
-        header,
-        [
-            f"# {escape(name)}",
-            f"A BERT encoder that {head.ability}.",
-            _facts(model, head),
-            how_to_load(name, head, base.language),
-            f"## Training\n\n{origin}",
-            f"## Limitations\n\n{head.limits} {_length_limit(model)} {BIAS_WARNING}",
-        ],
-    )
+    origin = "The training data and the scores were not recorded."
+    if source:
+        origin = f"Training started from the weights of {escape(base_name)}. {origin}"
+    if unchanged:
+        origin = f"The weights are an unchanged copy of {escape(base_name)}."
+    sections = [
+        f"# {escape(name)}",
+        f"A BERT encoder that {head.ability}.",
+        _facts(model, head),
+        how_to_load(name, head, base.language),
+        f"## Training\n\n{origin}",
+        f"## Limitations\n\n{head.limits} {_length_limit(model.config)} {BIAS_WARNING}",
+    ]
+    return compose(header, sections)
 
 
-def _length_limit(model: PreTrainedModel) -> str:
-    config: Any = model.config
+def _length_limit(config: Any) -> str:
     if config.position_embedding_type == "relative":
         return f"In each direction, distances beyond {config.max_position_embeddings} tokens have the same effect."
     return f"The maximum input length is {config.max_position_embeddings} tokens."

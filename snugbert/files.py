@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from traceback import extract_tb
@@ -78,6 +78,18 @@ def write_json(file: Path, values: object) -> None:
 
 
 # --- digests ----------------------------------------------------------------------------------------------------
+
+
+def check_new_results(folder: Path, results: Iterable[str], overwrite: bool) -> None:
+    """Checks that a command may write into `--output_dir`."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output_dir: {folder} is a file. Choose a folder.")
+    existing = [name for name in results if (folder / name).exists()]
+    if existing and not overwrite:
+        raise InputError(
+            f"--output_dir: {folder} already contains {existing[0]}. Choose another folder, or set "
+            "--overwrite_output_dir to replace the files."
+        )
 
 
 def hash_json(value: object) -> str:

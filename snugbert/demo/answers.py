@@ -5,14 +5,12 @@ Bad input raises an [`InputError`]. The page shows its message.
 Shapes: T tokens.
 """
 
-import sys
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.card_heads_snugbert import EXAMPLE_SENTENCES
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.languages import DEFAULT, SEVERAL, primary_language, read_language
@@ -21,7 +19,7 @@ from snugbert.families.loading import load_config, load_model, load_tokenizer, m
 from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.modeling_snugbert import SnugBertForPreTraining
 from snugbert.prediction.predictor import Predictor
-from snugbert.prediction.question_answerer import ExtractedAnswer, QuestionAnswerer
+from snugbert.prediction.question_answerer import QuestionAnswerer
 
 # Spans of a text with their labels (None: no label), as in Gradio's HighlightedText.
 Marked = list[tuple[str, str | None]]
@@ -29,11 +27,6 @@ Marked = list[tuple[str, str | None]]
 MOST_GUESSES = 8  # per mask
 MOST_ANSWERS = 3  # per question
 NO_ANSWER = "(no answer)"
-ENGLISH_SENTENCES = (
-    "The capital of France is [MASK].",
-    "Open the [MASK] for reading and [MASK].",
-    "She put the [MASK] on the table.",
-)
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -48,16 +41,11 @@ def load_checkpoint(name: str) -> LoadedCheckpoint:
     args = ModelArguments(model_name_or_path=name)
     tokenizer = load_tokenizer(args)
     config = load_config(args, tokenizer)
-    classes = CLASSES["snugbert"]
-    if not config.architectures:
+    classes, (architecture, *_) = CLASSES["snugbert"], config.architectures or ["none"]
+    if architecture not in HEADS_BY_CLASS:
         known = ", ".join(model_class.__name__ for model_class in classes.values())
-        raise InputError(f'{name}/config.json: no "architectures". Add one of {known}.')
-    if config.architectures[0] not in HEADS_BY_CLASS:
-        raise InputError(
-            f"{name}/config.json: unsupported architecture {config.architectures[0]}. Supported: the BERT "
-            f"family with the heads {', '.join(classes)}."
-        )
-    head = HEADS_BY_CLASS[config.architectures[0]]
+        raise InputError(f'{name}/config.json: unsupported "architectures": {architecture}. Expected one of {known}.')
+    head = HEADS_BY_CLASS[architecture]
     # Many checkpoints of the bare encoder have no pooler. The page does not need it.
     bare = {"add_pooling_layer": False} if head == "Model" else {}
     model = load_model(classes[head], args, config, trained=True, **bare)
@@ -65,17 +53,10 @@ def load_checkpoint(name: str) -> LoadedCheckpoint:
     return LoadedCheckpoint(model.to(device).eval(), tokenizer)  # type: ignore[arg-type]
 
 
-def find_language(checkpoint: LoadedCheckpoint | QuestionAnswerer) -> str:
-    """Returns the language of a model, without region. English if the model stores no language, or several."""
+def is_english(checkpoint: LoadedCheckpoint | QuestionAnswerer) -> bool:
+    """Whether the model reads English, or stores no language, or several."""
     stored = read_language(checkpoint.model.config) or read_language(checkpoint.tokenizer)
-    return DEFAULT if stored in (None, SEVERAL) else primary_language(stored)
-
-
-def list_masked_sentences(checkpoint: LoadedCheckpoint) -> list[str]:
-    """Lists sentences with masks, in the language of the checkpoint. Empty if there is none in this language."""
-    language, mask = find_language(checkpoint), str(checkpoint.tokenizer.mask_token)
-    sentences = ENGLISH_SENTENCES if language == DEFAULT else [EXAMPLE_SENTENCES.get(language, "")]
-    return [sentence.replace("[MASK]", mask) for sentence in sentences if sentence]
+    return stored in (None, SEVERAL) or primary_language(stored) == DEFAULT
 
 
 def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "", *, limits_length: bool = True) -> BatchEncoding:
@@ -182,10 +163,9 @@ def answer(
     Returns the text with the best answer marked, and the most likely answers with their scores.
     """
     try:
-        answers = answerer(question, context, top_k=MOST_ANSWERS, handle_impossible_answer=may_be_none)
+        found = answerer(question, context, top_k=MOST_ANSWERS, handle_impossible_answer=may_be_none)
     except ValueError as error:
         raise InputError(str(error)) from error
-    found = cast(list[ExtractedAnswer], answers)  # a list, because `top_k` is above 1
     marked = _mark(context, [("answer", found[0]["start"], found[0]["end"])])
     return marked, {each["answer"] or NO_ANSWER: each["score"] for each in found}
 
@@ -216,12 +196,9 @@ def similarity(checkpoint: LoadedCheckpoint, first: str, second: str) -> float:
 
 def headline(checkpoint: LoadedCheckpoint) -> str:
     """Describes the head and the size of the model in one line."""
-    config, parameters = checkpoint.model.config, checkpoint.model.num_parameters()
-    limit = max_tokens(*checkpoint)
-    length = "texts of any length" if limit == sys.maxsize else f"up to {limit} tokens"
-    count = f"{parameters / 1e6:.3g} million" if parameters >= 1e6 else f"{parameters:,}"
+    config = checkpoint.model.config
     return (
-        f"`{type(checkpoint.model).__name__}` · {count} parameters · hidden size {config.hidden_size}, "
-        f"layers {config.num_hidden_layers}, heads {config.num_attention_heads} · vocabulary {config.vocab_size:,} · "
-        f"{length}"
+        f"`{type(checkpoint.model).__name__}` · {checkpoint.model.num_parameters():,} parameters · "
+        f"hidden size {config.hidden_size}, layers {config.num_hidden_layers}, heads {config.num_attention_heads} · "
+        f"vocabulary {config.vocab_size:,}"
     )

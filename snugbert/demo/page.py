@@ -18,7 +18,6 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snugbert.card_snugbert import escape
-from snugbert.data.languages import DEFAULT
 from snugbert.demo import answers
 from snugbert.demo.answers import LoadedCheckpoint
 from snugbert.errors import InputError
@@ -34,19 +33,7 @@ from snugbert.modeling_snugbert import (
     SnugBertModel,
 )
 from snugbert.prediction.question_answerer import QuestionAnswerer
-from snugbert.tasks.base import list_labels
 
-# Okabe and Ito (2008), "Color Universal Design": colors that colorblind people can distinguish. Black and yellow are
-# left out: black does not stand out, and white text on yellow is unreadable.
-MARKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-STYLE = """
-.marked .textfield { display: block; word-break: normal; }
-.marked .token-container, .marked .token { display: inline; }
-.marked .textfield, .marked .token { font-size: 0; }  /* hides spaces that are not in the text */
-.marked .highlighted { color: inherit !important; font-size: var(--text-md); margin: 0; }
-.marked .line-break { display: block; }
-.marked .text { font-size: var(--text-md); }
-"""
 # Names that DNS cannot redirect to another machine.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # About 20,000 English words. A question about a text of 100,000 periods (one token each) takes up to 1 GB of memory.
@@ -92,7 +79,6 @@ def serve(page: gr.Blocks, host: str, port: int | None = None, inbrowser: bool =
         theme=gr.themes.Soft(
             primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
         ),
-        css=STYLE,
         app_kwargs={"middleware": guards},
         max_file_size=0,  # no uploads
         # Environment variables could start a second server without the middleware.
@@ -124,10 +110,9 @@ class SameOriginMiddleware:
 def fill_mask_tab(checkpoint: LoadedCheckpoint) -> None:
     """Predicts the words of each mask in a text."""
     mask, guesses = checkpoint.tokenizer.mask_token, gr.State([], render=False)
-    examples = [[sentence] for sentence in answers.list_masked_sentences(checkpoint)]
-    language = answers.find_language(checkpoint)
+    examples = [[f"The capital of France is {mask}."], [f"Open the {mask} for reading and {mask}."]]
     inputs = [text_input(f"Text with {mask}")]
-    add_form(answers.fill_masks, checkpoint, "Fill the mask", inputs, [guesses], examples, language)
+    add_form(answers.fill_masks, checkpoint, "Fill the mask", inputs, [guesses], examples)
 
     @gr.render(inputs=guesses)
     def show(guesses: list[dict[str, float]]) -> None:
@@ -172,18 +157,16 @@ def classify_tab(checkpoint: LoadedCheckpoint) -> None:
 
 def tag_tab(checkpoint: LoadedCheckpoint) -> None:
     """Highlights the entities of a text."""
-    kinds = sorted({label.split("-", 1)[-1] for label in list_labels(checkpoint.model.config)} - {"O"})
-    colors = {kind: MARKS[index % len(MARKS)] for index, kind in enumerate(kinds)}
     examples = [
         ["Ada Lovelace met Charles Babbage in London in 1833."],
         ["The European Commission asked Germany and France to talk to Siemens about it."],
     ]
-    add_form(answers.tag, checkpoint, "Tag", [text_input("Text")], [marked_text("Entities", colors)], examples)
+    add_form(answers.tag, checkpoint, "Tag", [text_input("Text")], [marked_text("Entities")], examples)
 
 
 def replaced_tab(checkpoint: LoadedCheckpoint) -> None:
     """Highlights words that do not fit a text."""
-    output = marked_text("Replaced words", {"replaced": MARKS[0]})
+    output = marked_text("Replaced words")
     examples = [["The chef ate the meal that the guests had ordered."], ["The capital of France is London."]]
     add_form(answers.find_replaced, checkpoint, "Find replaced words", [text_input("Text")], [output], examples)
 
@@ -207,7 +190,7 @@ def question_tab(checkpoint: LoadedCheckpoint) -> None:
         "Answer",
         [text_input("Question"), text_input("Text (any length)"), may_be_none],
         [
-            marked_text("The answer in the text", {"answer": MARKS[0]}, names_kinds=False),
+            marked_text("The answer in the text", shows_kinds=False),
             gr.Label(label="Answers", render=False),
         ],
         [[question, history, True] for question in questions],
@@ -260,11 +243,9 @@ def text_input(label: str) -> gr.Textbox:
     return gr.Textbox(label=label, lines=2, max_lines=12, render=False)
 
 
-def marked_text(label: str, colors: dict[str, str], names_kinds: bool = True) -> gr.HighlightedText:
+def marked_text(label: str, shows_kinds: bool = True) -> gr.HighlightedText:
     """Creates an output for text with marks."""
-    return gr.HighlightedText(
-        label=label, color_map=colors, show_inline_category=names_kinds, elem_classes="marked", render=False
-    )
+    return gr.HighlightedText(label=label, show_inline_category=shows_kinds, elem_classes="marked", render=False)
 
 
 def add_form(
@@ -273,13 +254,11 @@ def add_form(
     title: str,
     inputs: Sequence[Component],
     outputs: Sequence[Component],
-    examples: Sequence[list[Any]] = (),
-    language: str = DEFAULT,
+    examples: Sequence[list[Any]],
 ) -> None:
     """Places inputs, a button and outputs. The button, Enter or an example runs `function`, one of `answers.py`.
 
-    The first argument of `function` is the `model`. Of the `examples`, only text columns with different values are
-    displayed. A model for a different `language` gets no examples.
+    The first argument of `function` is the `model`. Models of other languages than English get no examples.
     """
     for component in inputs:
         component.render()
@@ -287,15 +266,11 @@ def add_form(
     for component in outputs:
         component.render()
     answered = show_errors(partial(function, model))
-    texts = {index: component for index, component in enumerate(inputs) if isinstance(component, gr.Textbox)}
     # One call at a time, so that the model can use all cores.
-    triggers = [button.click, *(text.submit for text in texts.values())]
+    triggers = [button.click, *(each.submit for each in inputs if isinstance(each, gr.Textbox))]
     gr.on(triggers, answered, list(inputs), list(outputs), concurrency_id="model")
-    if examples and answers.find_language(model) == language:
-        columns = [index for index in texts if len(examples) == 1 or len({row[index] for row in examples}) > 1]
-        gr.Examples(
-            list(examples), inputs, outputs, answered, run_on_click=True, cache_examples=False, visible_columns=columns
-        )
+    if answers.is_english(model):
+        gr.Examples(list(examples), inputs, outputs, answered, run_on_click=True, cache_examples=False)
 
 
 def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import MinimalPair, read_pairs, score_pairs
 from snugbert.evaluation.pseudo_likelihood import VARIANTS
-from snugbert.files import explaining_failed_writes, write_atomically
+from snugbert.files import check_new_results, explaining_failed_writes, write_atomically
 from snugbert.progress import format_duration
 from snugbert.reports.cards import eval_result, package_versions, table
 from snugbert.reports.pretrained_card import format_comparison, format_results, metric_eval_results
@@ -38,7 +38,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS
 from snugbert.trainers.run.log import set_up_logging
 
 RESULTS_NAME = "results.json"
-VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-to-right"}
+TITLES = ("PLL", "PLL, within-word left-to-right")  # of `VARIANTS`
 
 
 class _Section(NamedTuple):
@@ -63,7 +63,7 @@ def evaluate_model(
         raise InputError("no data. Pass --pairs_file, --validation_file, or both.")
     output_dir = None if args.output_dir is None else Path(args.output_dir)
     if output_dir is not None:
-        _check_output_dir(output_dir, args.overwrite_output_dir)
+        check_new_results(output_dir, [RESULTS_NAME], args.overwrite_output_dir)
     card = _check_card(model_args.model_name_or_path) if args.update_card else None
     files = match_files(pairs_args.pairs_file)
     pairs = read_pairs(files, pairs_args.good_column_name, pairs_args.bad_column_name)
@@ -96,17 +96,6 @@ def evaluate_model(
         with explaining_failed_writes(card, "run the same command again"):
             _update_card(card, eval_results)
         print(f"Updated {card}")
-
-
-def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
-    """Checks that the folder contains no results, unless they may be overwritten."""
-    if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"--output_dir: {output_dir} is a file. Choose a folder.")
-    if (output_dir / RESULTS_NAME).exists() and not overwrite:
-        raise InputError(
-            f"--output_dir: {output_dir} already contains results. Choose another folder, or replace the results "
-            "(--overwrite_output_dir)."
-        )
 
 
 def _check_card(name: str | None) -> Path:
@@ -163,7 +152,7 @@ def _evaluate_pairs(
     with torch.autocast(model.device.type, torch.bfloat16, enabled=model_args.bf16):
         scores = score_pairs(model, tokenizer, pairs)
     duration = time.perf_counter() - start
-    print(f"{_format_pairs(scores)}\nTime: {format_duration(duration)}\n")
+    print(f"{_make_phenomena_table(scores)}\nTime: {format_duration(duration)}\n")
     # Several files are usually one benchmark, in a separate folder.
     folders = sorted({file.resolve().parent.name for file in files})
     dataset = describe_file(files[0]) if len(files) == 1 else join_names(folders)
@@ -179,16 +168,8 @@ def _evaluate_pairs(
                 metric_type="accuracy",
                 metric_name=f"Accuracy, {title}",
             )
-            for variant, title in VARIANT_TITLES.items()
+            for variant, title in zip(VARIANTS, TITLES, strict=True)
         ],
-    )
-
-
-def _format_pairs(results: dict[str, Any]) -> str:
-    """Returns the table of phenomena that the command prints."""
-    paradigms = format_count(len(results["paradigms"]), "paradigm")
-    return f"Minimal pairs: percent correct in {paradigms}. Chance is 50. PLL: pseudo-log-likelihood.\n" + table(
-        ("phenomenon", "paradigms", "pairs", *VARIANT_TITLES.values()), _list_phenomena(results)
     )
 
 
@@ -198,22 +179,20 @@ def _make_pairs_tables(results: dict[str, Any]) -> str:
         (name, paradigm["phenomenon"].replace("_", " "), paradigm["pairs"], *_percent(paradigm))
         for name, paradigm in results["paradigms"].items()
     ]
-    titles = tuple(VARIANT_TITLES.values())
-    return (
-        "Percent of pairs in which the model finds the acceptable sentence more likely. Ties count as wrong. Chance "
-        "is 50. PLL: pseudo-log-likelihood.\n\n"
-        f"{table(('phenomenon', 'paradigms', 'pairs', *titles), _list_phenomena(results))}\n\n"
-        f"{table(('paradigm', 'phenomenon', 'pairs', *titles), paradigms)}"
-    )
+    return f"{_make_phenomena_table(results)}\n\n{table(('paradigm', 'phenomenon', 'pairs', *TITLES), paradigms)}"
 
 
-def _list_phenomena(results: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Lists the phenomena, and finally the mean: name, number of paradigms, number of pairs, and the percentages."""
-    phenomena = [
+def _make_phenomena_table(results: dict[str, Any]) -> str:
+    """Returns a Markdown table of the phenomena and their mean."""
+    rows = [
         (name.replace("_", " "), group["paradigms"], group["pairs"], *_percent(group))
         for name, group in results["phenomena"].items()
     ]
-    return [*phenomena, ("mean over paradigms", len(results["paradigms"]), results["pairs"], *_percent(results))]
+    rows.append(("mean over paradigms", len(results["paradigms"]), results["pairs"], *_percent(results)))
+    return (
+        "Percent of pairs in which the model finds the acceptable sentence more likely. Ties count as wrong. Chance "
+        f"is 50. PLL: pseudo-log-likelihood.\n\n{table(('phenomenon', 'paradigms', 'pairs', *TITLES), rows)}"
+    )
 
 
 def _percent(group: dict[str, Any]) -> list[str]:

@@ -61,9 +61,6 @@ class HeldOutTextArguments(PreparationArguments):
     """The held-out text, its examples, and the text that gives the token frequencies of the baseline.
 
     Names and defaults are the same as in `snugbert pretrain`, so both commands report the same metrics.
-
-    Raises:
-        InputError: a value is out of range, or there is training text but no held-out text.
     """
 
     validation_file: list[str] = field(

@@ -60,18 +60,10 @@ def score_text(
         - `dataset`: names of the files.
         - `metrics`: `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and with sentence pairs `nsp_loss` and
           `nsp_accuracy`.
-        - `baselines`: the same metrics, except `nsp_loss`, for predictions that ignore the input. Tokens are predicted
-          by their frequency, and all pairs get the more frequent label.
-        - `token_frequencies`: the text that gives these frequencies, "training text" or "held-out text".
-        - `objective`: what the examples are: "nsp" or "sop" (pairs), or "mlm" (full sentences).
-        - `examples`: number of examples.
-        - `tokens`: tokens of the text, without special tokens.
-        - `characters`: characters of the text, see [`count_characters`].
-        - `unknown_tokens`: share of the tokens that are [UNK].
-
-    Raises:
-        InputError: the text cannot be used, its language differs from the stored language, `max_seq_length` does
-            not fit the model, or the loss is not finite.
+        - `baselines`: the same metrics, except `nsp_loss`, for predictions that ignore the input, see
+          [`compute_baselines`]. `token_frequencies` is the text that they come from.
+        - `objective` ("nsp" or "sop": pairs, "mlm": full sentences), and the numbers of `examples`, `tokens`,
+          `characters` and `unknown_tokens` (share).
     """
     limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
     if not SHORTEST_EXAMPLE <= args.max_seq_length <= limit:

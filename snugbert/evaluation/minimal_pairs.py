@@ -120,20 +120,12 @@ def _read_label(values: dict[str, Any], column: str) -> str | None:
 def score_pairs(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[MinimalPair]
 ) -> dict[str, Any]:
-    """Scores a masked language model on minimal pairs. The model should prefer the acceptable sentence.
-
-    Args:
-        model: any masked language model of transformers.
-        tokenizer: the model's tokenizer.
-        pairs: the pairs.
+    """Scores a masked language model of transformers on minimal pairs. It should prefer the acceptable sentence.
 
     Returns:
         `pairs`, the number of pairs, and `accuracy`, the mean over paradigms for each variant of `VARIANTS`.
         `paradigms`: name -> `phenomenon`, `field`, `pairs` and `accuracy`. `phenomena`: name -> `paradigms`, `pairs`
         and `accuracy`. Accuracies are fractions of 1.
-
-    Raises:
-        InputError: a sentence has no tokens, or too many for the model, or a score is not finite.
     """
     sentences = list(encode_sentences([text for pair in pairs for text in (pair.good, pair.bad)], tokenizer))
     limit = max_tokens(model, tokenizer)

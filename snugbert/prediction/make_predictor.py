@@ -98,6 +98,11 @@ class SentenceTransformerPredictor(RowPredictor):
         self.args, self.columns = args, columns
         self.model = _load_sentence_transformer(self.kind, folder, args, device)
 
+    def run(self, method: Any, examples: list[Any]) -> np.ndarray:
+        """Returns the outputs of a method of the model."""
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
+            return method(examples, batch_size=BATCH_SIZE, prompt_name=self.args.prompt_name, show_progress_bar=False)
+
 
 class Embedder(SentenceTransformerPredictor):
     """Embeds texts."""
@@ -112,12 +117,8 @@ class Embedder(SentenceTransformerPredictor):
 
     def answer(self, examples: list[str]) -> list[Prediction]:
         """Returns the `embedding`, a list of numbers in float32."""
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
-            embeddings = self.model.encode(
-                examples, batch_size=BATCH_SIZE, prompt_name=self.args.prompt_name, show_progress_bar=False
-            )
         # Keeps the fewest digits that give the same float32.
-        rows = (row.astype(np.float32).astype(str) for row in embeddings)
+        rows = (row.astype(np.float32).astype(str) for row in self.run(self.model.encode, examples))
         return [{"embedding": [float(number) for number in row]} for row in rows]
 
 
@@ -135,11 +136,7 @@ class Reranker(SentenceTransformerPredictor):
 
     def answer(self, examples: list[tuple[str, str]]) -> list[Prediction]:
         """Returns the `score`, a number, or a list of numbers if the model has several labels."""
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
-            scores = self.model.predict(
-                examples, batch_size=BATCH_SIZE, prompt_name=self.args.prompt_name, show_progress_bar=False
-            )
-        return [{"score": score} for score in scores.tolist()]
+        return [{"score": score} for score in self.run(self.model.predict, examples).tolist()]
 
 
 def _load_sentence_transformer(name: str, folder: Path, args: PredictionArguments, device: torch.device) -> Any:

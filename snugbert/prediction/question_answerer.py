@@ -10,7 +10,7 @@ without padding.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any
 
 import torch
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
@@ -20,7 +20,6 @@ from snugbert.data.squad import Question
 from snugbert.families.loading import load_config, load_model, load_tokenizer, max_tokens
 from snugbert.prediction.predictor import Predictor, choose_device
 from snugbert.tasks.question_answering import QuestionAnswering
-from snugbert.tasks.spans import ExtractedAnswer
 
 
 class QuestionAnswerer:
@@ -86,27 +85,6 @@ class QuestionAnswerer:
         self.model = self._predictor.model
         self.doc_stride: int = self._predictor.task.args.doc_stride
 
-    @overload
-    def __call__(
-        self,
-        question: str,
-        context: str,
-        top_k: Literal[1] = 1,
-        handle_impossible_answer: bool = False,
-        max_answer_len: int = 30,
-    ) -> ExtractedAnswer: ...
-
-    @overload
-    def __call__(
-        self,
-        question: list[str] | tuple[str, ...],
-        context: str | Sequence[str],
-        top_k: Literal[1] = 1,
-        handle_impossible_answer: bool = False,
-        max_answer_len: int = 30,
-    ) -> list[ExtractedAnswer]: ...
-
-    @overload
     def __call__(
         self,
         question: str | Sequence[str],
@@ -114,16 +92,7 @@ class QuestionAnswerer:
         top_k: int = 1,
         handle_impossible_answer: bool = False,
         max_answer_len: int = 30,
-    ) -> ExtractedAnswer | list[ExtractedAnswer] | list[list[ExtractedAnswer]]: ...
-
-    def __call__(
-        self,
-        question: str | Sequence[str],
-        context: str | Sequence[str],
-        top_k: int = 1,
-        handle_impossible_answer: bool = False,
-        max_answer_len: int = 30,
-    ) -> ExtractedAnswer | list[ExtractedAnswer] | list[list[ExtractedAnswer]]:
+    ) -> Any:
         """Answers one or several questions.
 
         Args:
@@ -136,7 +105,7 @@ class QuestionAnswerer:
 
         Returns:
             A dict. With `top_k` above 1, a list of dicts, best first. For a sequence of questions, a list with the
-            result of each question. The dict contains
+            result of each question. The dict, see [`ExtractedAnswer`], contains
 
             - score: the probability that the answer starts at its first token times the probability that it ends at
               its last token. Both softmaxes run over [CLS] and the context tokens of all windows.
@@ -158,7 +127,13 @@ class QuestionAnswerer:
             raise ValueError(f"`top_k` {top_k} and `max_answer_len` {max_answer_len} must be at least 1.")
         if not questions:
             return []
-        self._check_questions(questions)
+        encoded, limit = self.tokenizer(questions, add_special_tokens=False, verbose=False), self.max_query_length
+        for asked, ids in zip(questions, encoded["input_ids"], strict=True):
+            if not ids:
+                raise ValueError(f"The question {asked!r} has no words.")
+            if len(ids) > limit:
+                tokens = f"{len(ids)} tokens. The limit is {limit} (`max_query_length`)."
+                raise ValueError(f"The question {asked!r} has {tokens}")
         task = self._predictor.task.copy(
             n_best_size=top_k, max_answer_length=max_answer_len, version_2_with_negative=handle_impossible_answer
         )
@@ -173,15 +148,6 @@ class QuestionAnswerer:
         found = [[answer.extract(candidate) for candidate in answer.n_best[:top_k]] for answer in answers]
         results = [candidates[0] for candidates in found] if top_k == 1 else found
         return results[0] if isinstance(question, str) else results
-
-    def _check_questions(self, questions: list[str]) -> None:
-        encoded, limit = self.tokenizer(questions, add_special_tokens=False, verbose=False), self.max_query_length
-        for question, ids in zip(questions, encoded["input_ids"], strict=True):
-            if not ids:
-                raise ValueError(f"The question {question!r} has no words.")
-            if len(ids) > limit:
-                tokens = f"{len(ids)} tokens. The limit is {limit} (`max_query_length`)."
-                raise ValueError(f"The question {question!r} has {tokens}")
 
 
 def _load(name: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache, partial
@@ -33,6 +33,8 @@ from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import Prediction, Row, RowPredictor, choose_device
 from snugbert.shared_cores import share_cores
 from snugbert.trainers.run.log import set_up_logging
+
+PATIENCE = 5  # seconds between two checks that all processes are alive
 
 
 @contextmanager
@@ -55,7 +57,7 @@ def open_predictor(
             for process in multiprocessing.active_children():
                 if process not in others:
                     process.kill()  # after Ctrl-C, it may need minutes for its window
-            # The rest of a reply that a killed process began to send would be awaited forever.
+            # Ends the wait for the rest of a reply that a killed process began to send.
             pool._result_queue._writer.close()  # type: ignore[attr-defined]
 
 
@@ -97,6 +99,10 @@ class ParallelPredictor(RowPredictor):
             raise _explain_end() from error
 
     def _receive(self, future: "Future[Any]") -> list[Prediction]:
+        while not wait([future], PATIENCE).done:
+            # Without this check, the rest of a reply that a killed process began to send would be awaited forever.
+            if any(process.exitcode is not None for process in self._pool._processes.values()):
+                raise _explain_end()
         try:
             predictions, lengths = future.result()
         except BrokenProcessPool as error:

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from snugbert.card_heads_snugbert import CLASSIFIES, HEADS, WINDOWS, Head, classifier
-from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model
+from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model, inherit_header
 from snugbert.configuration_snugbert import get_windows
 from snugbert.reports.cards import save_model_card, table
 
@@ -23,51 +23,35 @@ EMBEDS = Head(
     "Compare vectors of this model only with each other.",
     "",
 )
-TEXTS = '["A text.", "Another text."]'
-TEXT_PAIRS = '["The first text of a pair."], ["The second text."]'
 # Inputs of a head, if they are not single texts.
+TEXTS = '["A text.", "Another text."]'
 PAIRS = '["Where was Ada Lovelace born?"], ["Ada Lovelace was born in London."]'
 INPUTS = {"ForQuestionAnswering": PAIRS, "ForNextSentencePrediction": PAIRS, "ForMultipleChoice": f"{TEXTS}, {TEXTS}"}
-TOKENIZE = """from transformers import {classes}
-
-tokenizer = AutoTokenizer.from_pretrained({name})
-batch = dict(tokenizer({inputs}, padding=True, {limits}, return_tensors="{tensors}"))
-"""
-DROP_MAPPING = 'del batch["overflow_to_sample_mapping"]\n'
-ADD_CHOICES = "batch = {name: values[None] for name, values in batch.items()}  # one example with two choices\n"
-FILES = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml"}
-# Target -> code that runs the model.
-CODE = {
-    "onnx": """import onnxruntime
-{tokenize}session = onnxruntime.InferenceSession({file})
-{result}""",
-    "openvino": """import openvino
-{tokenize}precision = {{"INFERENCE_PRECISION_HINT": "f32"}}
-model = openvino.Core().compile_model({file}, "CPU", precision)
-{result}""",
-    "bert": """from transformers import {model_class}
-{tokenize}model = {model_class}.from_pretrained({name})
-{result}""",
+# Target -> code that imports the engine, opens the model, and runs it.
+ENGINES = {
+    "onnx": ("import onnxruntime", "model = onnxruntime.InferenceSession({file})", "model.run(None, batch)"),
+    "openvino": (
+        "import openvino",
+        'model = openvino.Core().compile_model({file}, "CPU", {{"INFERENCE_PRECISION_HINT": "f32"}})',
+        "model(batch)",
+    ),
+    "bert": ("import transformers", "model = transformers.{model_class}.from_pretrained({name})", "model(**batch)"),
 }
-# Target -> all outputs, and the logits.
-OUTPUTS = {"onnx": "session.run(None, batch)", "openvino": "model(batch)", "bert": "model(**batch)"}
-LOGITS = {"onnx": "session.run(None, batch)[0]", "openvino": "model(batch)[0]", "bert": "model(**batch).logits"}
+FILES = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml", "bert": ""}
 # Code that prints the labels.
-LABELS = {
-    "text": "print([labels[index] for index in logits.argmax(-1).tolist()])",
-    "text, several labels": """for row in logits.tolist():
-    print([labels[index] for index, logit in enumerate(row) if logit > 0])  # a probability above 0.5""",
-    "text, threshold": """((label, least),) = config.thresholds.items()
+TEXT_LABELS = "print([labels[index] for index in logits.argmax(-1).tolist()])"
+SEVERAL_LABELS = """for row in logits.tolist():
+    print([labels[index] for index, logit in enumerate(row) if logit > 0])  # a probability above 0.5"""
+ONE_THRESHOLD = """((label, least),) = config.thresholds.items()
 (other,) = config.label2id.keys() - {label}
 for row in logits.tolist():
     margin = row[config.label2id[label]] - row[config.label2id[other]]
-    print(label if 1 / (1 + math.exp(-margin)) >= least else other)""",
-    "text, thresholds": """for row in logits.tolist():
+    print(label if 1 / (1 + math.exp(-margin)) >= least else other)"""
+THRESHOLDS = """for row in logits.tolist():
     scores = {labels[index]: 1 / (1 + math.exp(-logit)) for index, logit in enumerate(row)}
-    print([label for label, least in config.thresholds.items() if scores[label] >= least])""",
-    "tokens": """for ids, row in zip(batch["input_ids"], logits.argmax(-1).tolist()):
-    print(list(zip(tokenizer.convert_ids_to_tokens(ids), [labels[index] for index in row])))""",
-}
+    print([label for label, least in config.thresholds.items() if scores[label] >= least])"""
+TOKEN_LABELS = """for ids, row in zip(batch["input_ids"], logits.argmax(-1).tolist()):
+    print(list(zip(tokenizer.convert_ids_to_tokens(ids), [labels[index] for index in row])))"""
 EMBED = """from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer({name}{backend})
@@ -120,16 +104,13 @@ def write_card(
     """Writes README.md, with language and license of the original card. A card that the user wrote is not replaced."""
     head = type(model).__name__.removeprefix("SnugBert")
     text = EMBEDS if wrapper == "SentenceTransformer" else HEADS[head]
-    reads_pairs = head == "ForSequenceClassification" and _reads_pairs(source)
+    reads_pairs = len(getattr(model.config, "text_columns", None) or ()) == 2
     if head == "ForSequenceClassification":
-        text = classifier(is_regression, text_pairs=reads_pairs or None, windows=get_windows(model.config))
+        text = classifier(is_regression, reads_pairs or None, windows=get_windows(model.config))
     base = _read_header(source)
     base_model, base_name = find_base_model(source_name)
-    header = ModelCardData(
-        language=base.language,
-        license=base.license,
-        license_name=base.license_name,
-        license_link=base.license_link,
+    header = inherit_header(
+        base,
         library_name="transformers" if to == "bert" else to,
         pipeline_tag=text.task,
         base_model=base_model or base.base_model,
@@ -155,38 +136,13 @@ def write_card(
     if done.scores:
         rows = [(metric, f"{before:.4f}", f"{after:.4f}") for metric, (before, after) in done.scores.items()]
         sections.append(f"## Scores\n\n{table(('metric', 'original', f'exported, {done.dtype}'), rows)}")
-    inputs = TEXT_PAIRS if reads_pairs else INPUTS.get(head, TEXTS)
-    inputs = inputs if get_windows(model.config) is None else '"A long text."'
-    labels = _choose_labels(model, is_regression)
     if wrapper is not None:
         code = _write_wrapper_code(wrapper, output_dir.name, to)
     else:
-        code = _write_code(head, output_dir.name, to, done.model_class, inputs, labels, get_windows(model.config))
+        code = _write_code(model, output_dir.name, to, done.model_class, reads_pairs, is_regression)
     sections.append(f"## How to run it\n\n{code}")
     sections.append(f"## Limitations\n\n{text.limits}")
     save_model_card(output_dir, header, sections)
-
-
-def _reads_pairs(source: Path) -> bool:
-    """Whether the card of a classifier shows only pairs of texts, as the cards of `snugbert glue` do."""
-    try:
-        text = (source / "README.md").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return '"text_pair"' in text and 'classify("' not in text
-
-
-def _choose_labels(model: PreTrainedModel, is_regression: bool) -> str | None:
-    """Returns a key of `LABELS`. None: the model does not predict labels."""
-    head = type(model).__name__.removeprefix("SnugBert")
-    if head == "ForTokenClassification":
-        return "tokens"
-    if head != "ForSequenceClassification" or is_regression:
-        return None
-    several = model.config.problem_type == "multi_label_classification"
-    if getattr(model.config, "thresholds", None):
-        return "text, thresholds" if several else "text, threshold"
-    return "text, several labels" if several else "text"
 
 
 def _read_header(source: Path) -> Any:
@@ -203,54 +159,48 @@ def _write_wrapper_code(wrapper: Wrapper, name: str, to: str) -> str:
 
 
 def _write_code(
-    head: str,
-    name: str,
-    to: str,
-    model_class: str,
-    inputs: str,
-    labels: str | None,
-    windows: tuple[int, int] | None,
+    model: PreTrainedModel, name: str, to: str, model_class: str, reads_pairs: bool, is_regression: bool
 ) -> str:
-    quoted = json.dumps(name)
-    tokenize = TOKENIZE.format(
-        classes="AutoTokenizer" if labels is None else "AutoConfig, AutoTokenizer",
-        name=quoted,
-        inputs=inputs,
-        limits="truncation=True" if windows is None else WINDOWS.format(size=windows[0], stride=windows[1]),
-        tensors="pt" if to == "bert" else "np",
-    )
-    if windows is not None:
-        tokenize += DROP_MAPPING
-    if head == "ForMultipleChoice":
-        tokenize += ADD_CHOICES
-    code = CODE[to].format(
-        name=quoted,
-        file=json.dumps(f"{name}/{FILES.get(to, '')}"),
-        tokenize=tokenize,
-        model_class=model_class,
-        result=_write_result(name, to, labels, windows is not None),
-    )
-    if "math." in code:
-        code = f"import math\n\n{code}"
-    return f"```python\n{code}\n```"
-
-
-def _write_result(name: str, to: str, labels: str | None, has_windows: bool) -> str:
-    """Returns the last lines of the code, which print labels or the outputs."""
+    """Returns code that runs the export on example texts, and prints the labels or the outputs."""
+    head, windows, quoted = type(model).__name__.removeprefix("SnugBert"), get_windows(model.config), json.dumps(name)
+    import_engine, open_model, outputs = ENGINES[to]
+    logits = f"{outputs}.logits" if to == "bert" else f"{outputs}[0]"
+    inputs, limits = INPUTS.get(head, TEXTS), "truncation=True"
+    if head == "ForSequenceClassification" and reads_pairs:
+        inputs = '["The first text of a pair."], ["The second text."]'
     lines = []
-    outputs = OUTPUTS[to] if labels is None and not has_windows else LOGITS[to]
-    if has_windows:
-        lines.append(f"logits = ({outputs}).mean(0)[None]  # the mean of all windows")
-        outputs = "logits"
-    elif labels is not None:
-        lines.append(f"logits = {outputs}")
-    if labels is None:
+    if windows is not None:
+        inputs, limits = '"A long text."', WINDOWS.format(size=windows[0], stride=windows[1])
+        lines.append('del batch["overflow_to_sample_mapping"]')
+        outputs = logits = f"({logits}).mean(0)[None]"  # the mean of all windows
+    if head == "ForMultipleChoice":
+        lines.append("batch = {name: values[None] for name, values in batch.items()}  # one example with two choices")
+    file = json.dumps(f"{name}/{FILES[to]}")
+    lines.append(open_model.format(file=file, model_class=model_class, name=quoted))
+    if (labels := _choose_labels(model, is_regression)) is None:
         lines.append(f"print({outputs})")
     else:
-        lines += [
-            f"labels = AutoConfig.from_pretrained({json.dumps(name)}).id2label",
-            LABELS[labels],
-        ]
-        if "threshold" in labels:
-            lines[-2:-1] = [f"config = AutoConfig.from_pretrained({json.dumps(name)})", "labels = config.id2label"]
-    return "\n".join(lines)
+        lines += [f"logits = {logits}", f"config = AutoConfig.from_pretrained({quoted})", "labels = config.id2label"]
+        lines.append(labels)
+    tensors, code = "pt" if to == "bert" else "np", "\n".join(lines)
+    import_math = "import math\n" if "math." in code else ""
+    return f"""```python
+{import_math}{import_engine}
+from transformers import {"AutoTokenizer" if labels is None else "AutoConfig, AutoTokenizer"}
+
+tokenizer = AutoTokenizer.from_pretrained({quoted})
+batch = dict(tokenizer({inputs}, padding=True, {limits}, return_tensors="{tensors}"))
+{code}
+```"""
+
+
+def _choose_labels(model: PreTrainedModel, is_regression: bool) -> str | None:
+    """Returns code that prints the labels. None: the model does not predict labels."""
+    if type(model).__name__.endswith("ForTokenClassification"):
+        return TOKEN_LABELS
+    if is_regression or not type(model).__name__.endswith("ForSequenceClassification"):
+        return None
+    several = model.config.problem_type == "multi_label_classification"
+    if getattr(model.config, "thresholds", None):
+        return THRESHOLDS if several else ONE_THRESHOLD
+    return SEVERAL_LABELS if several else TEXT_LABELS

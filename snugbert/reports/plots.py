@@ -11,7 +11,6 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from snugbert.card_snugbert import PLOT
 from snugbert.reports.score_tables import is_score, set_title
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def list_plots(output_dir: Path) -> list[Path]:
     """Returns the plots in the folder of a run by kind, with the plot of "eval" first."""
     plots = []
     for name in CAPTIONS:
-        others = [file for file in sorted(output_dir.glob(f"*_{name}")) if PLOT.fullmatch(file.name)]
+        others = [file for kind in ("eval", "predict") for file in sorted(output_dir.glob(f"{kind}*_{name}"))]
         plots += [file for file in (output_dir / name, *others) if file.exists()]
     return plots
 

@@ -138,7 +138,6 @@ def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dic
 
 def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], perfect_score: int) -> str:
     """Returns Markdown tables of a sweep: settings, and all metrics of the best setting. For entity types, only F1."""
-
     columns = (*setting_columns, "seeds")
     settings = [
         (*(row[name] for name in columns), format_mean(summary["chosen_by"], row, perfect_score))
@@ -196,31 +195,26 @@ def suite_table(
         intervals: task -> evaluation set -> metric -> low and high, for a second row. The interval of the average
             combines them, see [`combine_intervals`].
     """
-    scores = {
-        column: 100 * value
-        for column, (task_name, set_name, metric) in SUITE.items()
-        if (value := metrics.get(task_name, {}).get(set_name, {}).get(metric)) is not None
-    }
+    scores: dict[str, float] = {}
+    ends: dict[str, Interval] = {}
+    for column, (task_name, set_name, metric) in SUITE.items():
+        if (value := metrics.get(task_name, {}).get(set_name, {}).get(metric)) is not None:
+            scores[column] = 100 * value
+            if (interval := (intervals or {}).get(task_name, {}).get(set_name, {}).get(metric)) is not None:
+                ends[column] = (100 * interval[0], 100 * interval[1])
     counting = [column for column in SUITE if column != "WNLI"]
+    averaged = [column for column in counting if column in scores]
     missing = [column for column in counting if column not in scores]
-    values = [scores[column] for column in counting if column in scores]
     cells = {column: f"{scores[column]:.1f}" if column in scores else "-" for column in counting}
+    values = [scores[column] for column in averaged]
     cells["average"] = f"{np.mean(values):.1f}" if values else "-"
     if "WNLI" in scores:
         cells["WNLI"] = f"{scores['WNLI']:.1f}"
-    rows, note = [cells], ""
-    ends = {
-        column: [100 * end for end in interval]
-        for column, (task_name, set_name, metric) in SUITE.items()
-        if column in scores
-        and (interval := (intervals or {}).get(task_name, {}).get(set_name, {}).get(metric)) is not None
-    }
+    if averaged and ends.keys() >= set(averaged):
+        ends["average"] = combine_intervals(values, [ends[column] for column in averaged])
+    rows, note = [cells], f" Second row: {method}" if ends else ""
     if ends:
-        averaged = [column for column in counting if column in scores]
-        if averaged and ends.keys() >= set(averaged):
-            ends["average"] = list(combine_intervals(values, [tuple(ends[column]) for column in averaged]))  # type: ignore[misc]
         rows.append({column: "{:.1f} to {:.1f}".format(*ends[column]) if column in ends else "" for column in cells})
-        note = f" Second row: {method}"
     without = f" Missing here: {', '.join(missing)}." if missing else ""
     return (
         f"{table(cells, [row.values() for row in rows])}\n\n"

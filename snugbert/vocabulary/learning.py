@@ -70,14 +70,10 @@ def make_tokenizer(
 ) -> TokenizersBackend:
     """Makes a tokenizer that formats text as BERT does: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], token types 0 and 1.
 
-    BPE and byte-level BPE are plain transformers tokenizers, which `AutoTokenizer` opens without SnugBERT. Byte-level
-    BPE has these properties:
-
-    - It has no [UNK]. `decode` returns the original text without one leading space, unless the text was lowercased or
-      lost its accents.
-    - A word's first token includes the space before it, even at the start of a text. So a word always gets the same
-      tokens, even in lists of words (`is_split_into_words=True`).
-    - [MASK] replaces a word and the space before it.
+    BPE and byte-level BPE are plain transformers tokenizers, which `AutoTokenizer` opens without SnugBERT. In
+    byte-level BPE, a word's first token includes the space before it, even at the start of a text. So a word always
+    gets the same tokens, even in lists of words. [MASK] replaces a word and the space before it. There is no [UNK],
+    and `decode` returns the original text without one leading space, unless case or accents were removed.
 
     Args:
         tokens: the vocabulary in the order of ids, including [`SPECIAL_TOKENS`].
@@ -196,14 +192,11 @@ def learn_tokens(
     `vocab_size` tokens. Tokens inside a word begin with `##`, except in byte-level BPE.
 
     Args:
-        words: number of occurrences of each word, from [`count_words`]. If they exceed 10^9 in total, all counts are
-            scaled down.
-        vocab_size: number of tokens, including special tokens and single characters.
+        words: number of occurrences of each word, from [`count_words`]. Above 10^9 in total, counts are scaled down.
 
     Returns:
         The tokens in the order of their ids, and the merged pairs in order. The tokens are: the five special tokens,
-        characters that begin a word, characters inside words (or the 256 bytes), and longer tokens in the order in
-        which they were learned. There are fewer tokens than `vocab_size` if the words yield no more.
+        characters that begin a word, characters inside words (or the 256 bytes), and longer tokens as learned.
     """
     if kind == "byte-bpe":
         prefix = None
@@ -310,50 +303,25 @@ def strips_accents(casing: dict[str, Any]) -> bool:
     return bool(casing["do_lower_case"] if strip is None else strip)
 
 
-class TextSample:
-    """The start of a text, to show what the settings for case and accents do to its words.
+def take_sample(lines: Iterator[str]) -> list[str]:
+    """Returns the start of a text, to show what the settings for case and accents do."""
+    sample: list[str] = []
+    characters = 0
+    while characters < SAMPLE_CHARACTERS and (line := next(lines, None)) is not None:
+        sample.append(line)
+        characters += len(line)
+    return sample
 
-    Attributes:
-        share_with_accents: share of the sample's words with an accent.
-    """
 
-    def __init__(self, lines: Iterable[str]):
-        remaining, characters = iter(lines), 0
-        self._start: list[str] = []
-        for line in remaining:
-            self._start.append(line)
-            characters += len(line)
-            if characters >= SAMPLE_CHARACTERS:
-                break
-        self.lines: Iterator[str] = chain(self._start, remaining)
-        words = Counter(word for line in self._start for word, _ in _words.pre_tokenize_str(line))
-        accented = {word for word in words if _without_accents.normalize_str(word) != _composed.normalize_str(word)}
-        self.share_with_accents = sum(words[word] for word in accented) / max(1, words.total())
-        if self.share_with_accents < MANY_ACCENTS:
-            accented |= {word for word in words if word != word.lower()}
-        self._affected = {word: words[word] for word in accented}
+def measure_accents(lines: Iterable[str]) -> float:
+    """Returns the share of words with an accent."""
+    words = Counter(word for line in lines for word, _ in _words.pre_tokenize_str(line))
+    accented = [word for word in words if _without_accents.normalize_str(word) != _composed.normalize_str(word)]
+    return sum(words[word] for word in accented) / max(1, words.total())
 
-    def find_affected_word(self) -> str | None:
-        """Returns the most frequent word with an accent, or None. If accents are rare, capital letters count, too."""
-        words = self._affected
-        return max(words, key=lambda word: (len(word) > 1, words[word], word), default=None)
 
-    def find_example(self) -> str:
-        """Returns the start of a line, or a part of it, with a word that the settings for case and accents affect."""
-        for line in self._start:
-            for word, (start, end) in _words.pre_tokenize_str(line):
-                if word in self._affected:
-                    first = 0 if end <= EXAMPLE_LENGTH else start
-                    return line[first : first + EXAMPLE_LENGTH]
-        return self._start[0][:EXAMPLE_LENGTH]
-
-    def describe(self, tokenizer: PreTrainedTokenizerBase, casing: dict[str, Any], advice: str) -> str:
-        """Describes in one line what a tokenizer does to case and accents. Ends with `advice`."""
-        lower, strip = casing["do_lower_case"], strips_accents(casing)
-        case, accents = ("removed" if lower else "kept"), ("removed" if strip else "kept")
-        what = f"Case and accents: both {case}" if lower == strip else f"Case: {case}. Accents: {accents}"
-        word, normalizer = self.find_affected_word(), tokenizer.backend_tokenizer.normalizer
-        if word is not None and normalizer is not None:
-            after = _composed.normalize_str(normalizer.normalize_str(word))
-            what += f" ({word} -> {after})" if after != word else ""
-        return f"{what}. {advice}"
+def describe_casing(casing: dict[str, Any]) -> str:
+    """Returns a sentence about what settings of [`make_tokenizer`] do to case and accents."""
+    lower, strip = casing["do_lower_case"], strips_accents(casing)
+    case, accents = ("removed" if lower else "kept"), ("removed" if strip else "kept")
+    return f"Case and accents: both {case}." if lower == strip else f"Case: {case}. Accents: {accents}."

@@ -24,7 +24,7 @@ from snugbert.data.languages import choose_language, read_language, store_langua
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, name_arguments
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_tokenizer, write_vocab_txt
-from snugbert.files import explaining_failed_writes
+from snugbert.files import check_new_results, explaining_failed_writes
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.trainers.pretraining.electra import find_generator
 from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
@@ -39,14 +39,17 @@ from snugbert.vocabulary.extension import (
     tokens_per_word,
 )
 from snugbert.vocabulary.learning import (
+    EXAMPLE_LENGTH,
     MANY_ACCENTS,
-    TextSample,
     TokenizerKind,
     count_words,
     default_casing,
+    describe_casing,
     learn_tokens,
     make_tokenizer,
+    measure_accents,
     strips_accents,
+    take_sample,
 )
 from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments
 
@@ -57,36 +60,30 @@ MARKING_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenize
 
 
 def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
-    """Learns or extends a tokenizer, saves it, and prints a summary and the next command.
+    """Learns or extends a tokenizer, saves it, and prints a summary and the next command. Returns the tokenizer.
 
-    Args:
-        args: the text, the settings and the output folder. With `init`, a model in its folder is extended, too.
-
-    Returns:
-        The tokenizer.
+    With `init`, a model in its folder is extended, too.
 
     Raises:
-        InputError: the text is empty or cannot be read; the output folder already holds a tokenizer or a model;
-            `vocab_size` is too small; or the tokenizer or model of `init` cannot be extended.
+        InputError: the text, the settings, the output folder or the folder of `init` cannot be used.
     """
     output_dir = Path(args.output_dir)
-    _check_output_dir(output_dir, args.overwrite_output_dir)
+    check_new_results(output_dir, MARKING_FILES, args.overwrite_output_dir)
     log = ReadingLog(args.on_bad_text)
     lines: Iterator[str]
     if args.dataset_name:
         lines = chain.from_iterable(read_dataset_documents(args, log))
     else:
         lines = read_lines(find_files(args.train_file), args.text_column_name, log)
-    first_line = next(lines, None)
-    if first_line is None:
+    sample = take_sample(lines)
+    if not sample:
         summary = f" {log.summarize()}" if log.summarize() else ""
         source = args.dataset_name or ", ".join(args.train_file)
         raise InputError(f"{source}: the text is empty.{summary}")
     output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
-    sample = TextSample(chain([first_line], lines))
 
     learn = _learn if args.init is None else _extend
-    tokenizer, model_flags = learn(args, output_dir, sample)
+    tokenizer, model_flags = learn(args, output_dir, chain(sample, lines), measure_accents(sample))
     with explaining_failed_writes(output_dir, "run the same command again"):
         _save(tokenizer, output_dir)
 
@@ -97,7 +94,7 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
         )
     if summary := log.summarize():
         _print(f"Note: {summary}")
-    example = sample.find_example()
+    example = sample[0][:EXAMPLE_LENGTH]
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
     print(f"Written to {output_dir}.")
     text_flags = changed_flags(args, [field.name for field in fields(TextArguments)])
@@ -112,42 +109,25 @@ def _print(message: str) -> None:
     print(name_arguments(message))
 
 
-def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
-    if any((output_dir / name).exists() for name in MARKING_FILES) and not overwrite:
-        raise InputError(
-            f"--output_dir: {output_dir} already contains a tokenizer or a model. Choose another folder, or set "
-            "--overwrite_output_dir to replace the files."
-        )
-    if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"--output_dir: {output_dir} is a file. Choose a folder.")
-
-
-def _learn(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> tuple[TokenizersBackend, Flags]:
+def _learn(
+    args: VocabularyArguments, output_dir: Path, lines: Iterator[str], share_with_accents: float
+) -> tuple[TokenizersBackend, Flags]:
     """Learns a new tokenizer. Also returns flags of `snugbert pretrain` that name it and a model."""
     kind: TokenizerKind = args.model or "wordpiece"  # type: ignore[assignment]
     casing = default_casing(args.language, kind, args.casing)
-    words = count_words(sample.lines, make_tokenizer(kind, **casing))
+    words = count_words(lines, make_tokenizer(kind, **casing))
     tokens, merges = learn_tokens(words, args.vocab_size, args.min_frequency, kind)
     tokenizer = make_tokenizer(kind, tokens, merges, **casing)
     store_language(args.language, tokenizer)
     print(f"Learned {len(tokens):,} tokens ({kind}) from {_format_counts(words)}.")
-    _print(sample.describe(tokenizer, casing, _advise(args, sample, casing)))
-    return tokenizer, _new_model(output_dir, tokenizer, words)
-
-
-def _advise(args: VocabularyArguments, sample: TextSample, casing: dict[str, Any]) -> str:
-    """Returns how to change the settings for case and accents."""
+    _print(describe_casing(casing))
     forgotten = args.language is None and args.strip_accents is None and strips_accents(casing)
-    if forgotten and sample.share_with_accents >= MANY_ACCENTS:
-        return (
-            f"{sample.share_with_accents:.1%} of the words have accents. If the text is not English, add --language, "
-            "such as --language de, which keeps case and accents."
+    if forgotten and share_with_accents >= MANY_ACCENTS:
+        _print(
+            f"{share_with_accents:.1%} of the words have accents. If the text is not English, add --language, such as "
+            "--language de, which keeps case and accents."
         )
-    flags = ["--no_do_lower_case" if casing["do_lower_case"] else "--do_lower_case"]
-    flags.append("--no_strip_accents" if strips_accents(casing) else "--strip_accents")
-    if args.language is None and (casing["do_lower_case"] or strips_accents(casing)):
-        flags.append("--language")
-    return f"To change this: {' or '.join(flags)}."
+    return tokenizer, _new_model(output_dir, tokenizer, words)
 
 
 def _new_model(output_dir: Path, tokenizer: PreTrainedTokenizerBase, words: Counter[str]) -> Flags:
@@ -155,7 +135,9 @@ def _new_model(output_dir: Path, tokenizer: PreTrainedTokenizerBase, words: Coun
     return {"tokenizer_name": output_dir, **recipe_flags(len(tokenizer), num_tokens)}
 
 
-def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> tuple[TokenizersBackend, Flags]:
+def _extend(
+    args: VocabularyArguments, output_dir: Path, lines: Iterator[str], _: float
+) -> tuple[TokenizersBackend, Flags]:
     """Extends the tokenizer of `init`, and its model if there is one. Also returns flags of `snugbert pretrain`."""
     name = str(args.init)
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
@@ -164,7 +146,7 @@ def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> 
     _check_init(args, old, name, kind, settings)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     model = load_init_model(name)
-    words = count_words(sample.lines, make_tokenizer(kind, **settings))
+    words = count_words(lines, make_tokenizer(kind, **settings))
     extension = learn_extension(words, old, args.vocab_size - len(old), args.min_frequency)
     tokenizer = extend_tokenizer(old, extension, name)
     store_language(language, tokenizer)
@@ -172,7 +154,7 @@ def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> 
         f"Added {len(extension.tokens):,} tokens to the {len(old):,} of {name}, from {_format_counts(words)}.\n"
         f"Tokens per word: {tokens_per_word(words, old):.3f} before, {tokens_per_word(words, tokenizer):.3f} now."
     )
-    print(sample.describe(tokenizer, settings, f"These are the settings of {name}."))
+    print(f"{describe_casing(settings)} These are the settings of {name}.")
     unknown = 1 - extension.num_words / max(1, words.total())
     if unknown:
         print(f"Note: {unknown:.2%} of the words contain a character without a token in {name} and stay [UNK].")

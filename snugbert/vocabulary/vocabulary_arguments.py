@@ -20,12 +20,7 @@ CASING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 @dataclass(kw_only=True)
 class VocabularyArguments(TextArguments):
-    """The text, the settings of the vocabulary, and the folder to write.
-
-    Raises:
-        InputError: no text is given, a value is out of range, the language is not a code, a flag and its opposite are
-            given, or the folder of `init` does not exist.
-    """
+    """The text, the settings of the vocabulary, and the folder to write."""
 
     output_dir: str = field(metadata={"help": "Folder for the tokenizer, and for the model of --init."})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the tokenizer in --output_dir."})

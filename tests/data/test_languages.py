@@ -134,8 +134,7 @@ def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkp
     assert json.loads(Path("pretrained/config.json").read_text())["language"] == "de"
     command("evaluate", "--model_name_or_path", "pretrained", *held_out, *text, *short)
     assert sorted(open_corpus(each, tokenizer).num_sentences for each in Path("cache/snugbert").iterdir()) == [36, 120]
-    checkpoint = answers.load_checkpoint("pretrained")
-    assert answers.list_masked_sentences(checkpoint) == ["Paris ist die [MASK] von Frankreich."]
+    assert not answers.is_english(answers.load_checkpoint("pretrained"))
 
     for arguments, place in (
         (["prepare", "--tokenizer_name", "tok", *text, "--output_dir", "x"], "the tokenizer tok"),

@@ -1,14 +1,17 @@
 """`snugbert.demo.answers`: the same answers as transformers' pipelines and stock BERT."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
-from demo_checkpoints import FACTS
+from demo_checkpoints import FACTS, STORIES
 from transformers import AutoModel, AutoTokenizer, pipeline
 
 from snugbert.demo import answers
+from snugbert.errors import InputError
 from snugbert.modeling_snugbert import AUTO_CLASSES
+from snugbert.prediction.question_answerer import QuestionAnswerer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,3 +63,32 @@ def test_answers_equal_transformers(checkpoints):
         vectors = [stock(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in FACTS[:2]]
     cosine = vectors[0] @ vectors[1] / vectors[0].norm() / vectors[1].norm()
     assert answers.similarity(loaded["encoder"], *FACTS[:2]) == pytest.approx(cosine.item(), abs=1e-5)
+
+
+def test_next_sentences_and_answers(checkpoints):
+    for name in ("pretrained", "next"):
+        checkpoint = answers.load_checkpoint(str(checkpoints[name]))
+        for story, expected in zip(STORIES, ("follows", "is random"), strict=True):
+            scores = answers.next_sentence(checkpoint, STORIES[0][0], story[1])
+            assert max(scores, key=scores.__getitem__) == expected
+    answerer = QuestionAnswerer(*answers.load_checkpoint(str(checkpoints["answers"])))
+    context = f"{FACTS[2]} " * 15 + FACTS[0] + f" {FACTS[2]}" * 15  # 150 words in windows of 72
+    marked, scores = answers.answer(answerer, "Who wrote it?", context, True)
+    assert [text for text, label in marked if label] == ["Ada Byron"] == [max(scores, key=scores.__getitem__)]
+    assert "".join(text for text, _ in marked) == context
+    marked, scores = answers.answer(answerer, "Who sleeps?", " ".join(FACTS), True)
+    assert max(scores, key=scores.__getitem__) == answers.NO_ANSWER and all(label is None for _, label in marked)
+    marked, scores = answers.answer(answerer, "Who sleeps?", " ".join(FACTS), False)
+    assert answers.NO_ANSWER not in scores and any(label for _, label in marked)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "The text has no words. Enter some text."),
+        ("milk " * 70 + "[MASK]", "The text has 73 tokens. The model's limit is 72. Shorten the text."),
+    ],
+)
+def test_text_that_is_refused(text, message, checkpoints):
+    with pytest.raises(InputError, match=re.escape(message)):
+        answers.fill_masks(answers.load_checkpoint(str(checkpoints["mask"])), text)

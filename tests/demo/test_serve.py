@@ -46,12 +46,7 @@ def test_a_process_serves_this_machine_or_all_hosts_until_ctrl_c(host, checkpoin
         status = process.wait()
     name = "localhost" if host else "127.0.0.1"
     assert (status, process.stdout) == (130, f"Serving {model} at http://{name}:{port}/ (Ctrl-C to stop)\n")
-    warning = (
-        "snugbert demo: warning: --host 0.0.0.0: anyone who can reach this machine can use the model. There is no "
-        "password and no encryption. To use the page from another machine, omit --host and open a tunnel there: "
-        f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE.\n"
-    )
-    assert process.stderr == (warning if host else "")
+    assert ("anyone who can reach this machine can use the model" in process.stderr) == bool(host)
 
 
 def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):
@@ -75,17 +70,11 @@ def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch
         (["--model", str(tmp_path / "albert")], "is a 'albert' model"),
         (
             ["--model", str(tmp_path / "nameless")],
-            'no "architectures". Add one of SnugBertModel, ',
+            'unsupported "architectures": none. Expected one of Snug',
         ),
-        (
-            ["--model", str(tmp_path / "decoder")],
-            "unsupported architecture BertLMHeadModel. Supported: the BERT family with the heads Model, For",
-        ),
+        (["--model", str(tmp_path / "decoder")], 'unsupported "architectures": BertLMHeadModel. Expected one of Snug'),
         (["--model", str(tmp_path / "headless")], "has no weights for qa_outputs.bias, qa_outputs.weight"),
-        (
-            ["--model", folder, "--port", port],
-            f"--port {port}: cannot serve the page. Address already in use",
-        ),
+        (["--model", folder, "--port", port], f"--port {port}: cannot serve the page. Address already in use"),
         (["--model", folder, "--port", "70000"], "--port 70000: ports range from 1 to 65535."),
         (["--model", folder, "--host", "192.0.2.1"], "--host 192.0.2.1: cannot serve the page. "),
     ):

@@ -8,25 +8,17 @@ import yaml
 from huggingface_hub import ModelCard
 
 from snugbert import SnugBertConfig, SnugBertForMaskedLM, SnugBertTokenizer
-from snugbert.evaluation import evaluate as run
 from snugbert_cli import main
 
 WORDS = "the cat cats sleep ##s walk ##ed in garden , .".split()
 CARD = "---\nlicense: mit\nmetrics: f1\n---\n# My card\n"
 PAIRS = [
-    {
-        "sentence_good": "The cat sleeps.",
-        "sentence_bad": "The cats sleeps.",
-        "UID": "number",
-        "linguistics_term": "agreement",
-    },
-    {
-        "sentence_good": "The cats sleep.",
-        "sentence_bad": "The cats sleep.",
-        "UID": "tie",
-        "linguistics_term": "agreement",
-    },
-    {"sentence_good": "The cat walked.", "sentence_bad": "The cat in.", "UID": "verb", "linguistics_term": "verbs"},
+    {"sentence_good": good, "sentence_bad": bad, "UID": paradigm, "linguistics_term": phenomenon}
+    for good, bad, paradigm, phenomenon in (
+        ("The cat sleeps.", "The cats sleeps.", "number", "agreement"),
+        ("The cats sleep.", "The cats sleep.", "tie", "agreement"),
+        ("The cat walked.", "The cat in.", "verb", "verbs"),
+    )
 ]
 
 
@@ -71,45 +63,31 @@ def test_table_results_plot_and_card(folder, capsys):
     assert metadata["model-index"] == card.data.to_dict()["model-index"]
 
 
-def test_the_data_set_is_named_after_its_folders(folder):
+def test_random_weights_are_the_same_for_a_seed_and_data_is_named_after_its_folders(folder):
     for name in ("a", "b"):
         (folder / name).mkdir()
         (folder / name / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
-    argv = ["evaluate", "--pairs_file", folder / "*/pairs.jsonl", "--model_name_or_path", folder / "model"]
-    assert main([str(text) for text in [*argv, "--output_dir", folder / "out"]]) == 0
-    assert json.loads((folder / "out/results.json").read_text())["minimal_pairs"]["dataset"] == "a, b"
+
+    def score():
+        flags = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--output_dir", folder / "out"]
+        flags += ["--config_overrides", "initializer_range=0.5", "--overwrite_output_dir"]
+        assert evaluate(folder, *flags, "--pairs_file", folder / "*/pairs.jsonl") == 0
+        return json.loads((folder / "out/results.json").read_text())["minimal_pairs"]
+
+    first, second = score(), score()
+    assert first["paradigms"] == second["paradigms"] and first["dataset"] == "a, b"
 
 
-def test_random_weights_are_the_same_for_a_seed(folder):
-    def score(seed):
-        argv = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--seed", seed]
-        argv += [
-            "--config_overrides",
-            "initializer_range=0.5",
-            "--output_dir",
-            folder / "out",
-            "--overwrite_output_dir",
-        ]
-        assert evaluate(folder, *argv) == 0
-        return json.loads((folder / "out/results.json").read_text())["minimal_pairs"]["paradigms"]
-
-    assert score(1) == score(1)
-
-
-def test_bf16_gives_nearly_the_same_scores(folder, monkeypatch):
+def test_bf16_gives_nearly_the_same_scores(folder):
     (folder / "text.txt").write_text("The cat sleeps. The cats sleep in the garden.\n" * 20)
-    precisions, scores = [], []
-    score_pairs = run.score_pairs
-    monkeypatch.setattr(
-        run, "score_pairs", lambda *args: precisions.append(torch.is_autocast_enabled("cpu")) or score_pairs(*args)
-    )
+    scores = []
     for flags in ([], ["--bf16"]):
         argv = ["--model_name_or_path", folder / "model", "--validation_file", folder / "text.txt", *flags]
         assert evaluate(folder, *argv, "--output_dir", folder / "out", "--overwrite_output_dir") == 0
         scores.append(json.loads((folder / "out/results.json").read_text()))
     exact, rounded = (score["held_out_text"]["metrics"]["mlm_loss"] for score in scores)
     assert exact != rounded == pytest.approx(exact, rel=0.02)
-    assert precisions == [score["bf16"] for score in scores] == [False, True]
+    assert [score["bf16"] for score in scores] == [False, True]
 
 
 def test_errors(folder, capsys):

@@ -3,13 +3,14 @@
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 import yaml
+from family_checkpoints import write_checkpoint
 from pretraining_command import run
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import snugbert
 from snugbert.errors import InputError
@@ -122,46 +123,27 @@ def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path,
     assert alone["baselines"]["mlm_loss"] < ours["baselines"]["mlm_loss"] and alone["examples"] == 9
 
 
-def byte_level_tokenizer():
-    """RoBERTa's kind of tokenizer: a space belongs to the next word."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    tokens = [*special, *alphabet]
-    merges = [("Ġ", letter) for letter in "bdfgk"]
-    vocab = {token: index for index, token in enumerate([*tokens, *("".join(merge) for merge in merges)])}
-    backend = Tokenizer(models.BPE(vocab, merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    names = ["bos_token", "pad_token", "eos_token", "unk_token", "mask_token"]
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, cls_token="<s>", sep_token="</s>", **dict(zip(names, special, strict=True))
-    )
-
-
-def other_model(kind, tokenizer):
+def write_model(kind: str, folder: Path, files: Path) -> None:
+    if kind in ("bert", "roberta", "electra"):
+        write_checkpoint(folder, kind)
+        return
+    tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
+    tokenizer.save_pretrained(folder)
     special = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    if kind == "roberta":
-        return make(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**special, **SIZE, type_vocab_size=1))
-    if kind == "electra":
-        return make(transformers.ElectraForMaskedLM, transformers.ElectraConfig(**special, **SIZE, embedding_size=8))
     if kind == "fnet":  # ignores the attention mask
-        return make(transformers.FNetForMaskedLM, transformers.FNetConfig(**special, **SIZE))
-    if kind == "bert":
-        return make(transformers.BertForMaskedLM, transformers.BertConfig(**special, **SIZE))
-    config = transformers.DistilBertConfig(**special, dim=16, n_layers=2, n_heads=2, hidden_dim=32)
-    return make(transformers.DistilBertForMaskedLM, config)
+        model = make(transformers.FNetForMaskedLM, transformers.FNetConfig(**special, **SIZE))
+    else:
+        config = transformers.DistilBertConfig(**special, dim=16, n_layers=2, n_heads=2, hidden_dim=32)
+        model = make(transformers.DistilBertForMaskedLM, config)
+    model.save_pretrained(folder)
 
 
 @pytest.mark.parametrize("kind", ["roberta", "electra", "distilbert", "bert", "fnet"])
 def test_other_models(kind, files, tmp_path):
     """Padding changes nothing: single examples, with the loss that the model computes, give the same scores."""
-    if kind == "roberta":
-        tokenizer = byte_level_tokenizer()
-    else:
-        tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
-    model = other_model(kind, tokenizer)
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / "model")
+    write_model(kind, tmp_path / "model", files)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     results = evaluate(files, tmp_path, tmp_path / "model")
     assert results["objective"] == "mlm" and "nsp_accuracy" not in results["baselines"]
     lines = [line for line in (files / "held_out.txt").read_text().splitlines() if line]

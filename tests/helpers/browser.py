@@ -1,17 +1,10 @@
-"""Serves the demo page, sends requests to it, and opens it in a real Chromium.
-
-`python tests/helpers/browser.py docs CHECKPOINT ...` takes the screenshots of the docs. It runs the second example of
-each checkpoint's first tab.
-"""
+"""Serves the demo page, sends requests to it, and opens it in a real Chromium."""
 
 import json
 import shutil
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +12,6 @@ from urllib.parse import urlsplit
 
 import gradio as gr
 import pytest
-from PIL import Image
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
 from selenium.webdriver.chrome.service import Service
@@ -96,9 +88,6 @@ class Visitor:
         """Displayed elements."""
         return [element for element in self.browser.find_elements("css selector", selector) if element.is_displayed()]
 
-    def turn_to(self, tab: str) -> None:
-        next(button for button in self.all("button[role=tab]") if button.text == tab).click()
-
     def click(self, text: str) -> None:
         self.until(lambda: [button.text for button in self.all("button.primary")], [text])
         self.all("button.primary")[0].click()
@@ -107,12 +96,9 @@ class Visitor:
         fields = self.browser.find_elements(
             "xpath", f"//label[.//span[normalize-space()='{label}']]//*[self::textarea or self::input]"
         )
-        field = next(field for field in fields if field.is_displayed())
-        field.send_keys(Keys.CONTROL, "a")
-        if text and "\n" not in text:  # all at once, because the page handles each typed character
-            self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
-        else:
-            field.send_keys(text or Keys.DELETE)
+        next(field for field in fields if field.is_displayed()).send_keys(Keys.CONTROL, "a")
+        # All at once, because the page handles each typed character.
+        self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
 
     def until(self, look: Callable[[], Any], expected: Any) -> None:
         """Waits until `look` returns the expected value."""
@@ -127,17 +113,6 @@ class Visitor:
         except TimeoutException:
             assert look() == expected
 
-    def shoot(self, file: Path) -> None:
-        """Saves a screenshot of the whole page in 256 colors."""
-        time.sleep(1)  # wait for animations
-        for height in (500, None):  # in a high window, the footer is at the bottom of the window
-            height = height or self.browser.execute_script("return document.documentElement.scrollHeight")
-            size = {"width": 1100, "height": height, "deviceScaleFactor": 1, "mobile": False}
-            self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        time.sleep(1)
-        with Image.open(BytesIO(self.browser.get_screenshot_as_png())) as image:
-            image.convert("P", palette=Image.Palette.ADAPTIVE).save(file, optimize=True)
-
     def headings(self) -> list[str]:
         """The heading of each list of labels."""
         return [element.text for element in self.all("[data-testid=label-output-value]")]
@@ -149,34 +124,11 @@ class Visitor:
             for bar in self.all(".confidence-set")
         }
 
-    def marked(self) -> list[tuple[str, str, str]]:
-        """Highlighted spans with their labels and colors."""
+    def marked(self) -> list[str]:
+        """Highlighted spans."""
         marks = self.all(".marked .token.highlighted")
-        return [
-            (
-                mark.find_element("css selector", ".text").text,
-                "".join(label.text for label in mark.find_elements("css selector", ".label")),
-                mark.value_of_css_property("background-color"),
-            )
-            for mark in marks
-        ]
+        return [mark.find_element("css selector", ".text").text for mark in marks]
 
     def message(self) -> str:
         """The newest message."""
         return next((element.text for element in self.all("[data-testid=toast-text]")[-1:]), "")
-
-
-def make_screenshots(folder: Path, checkpoints: list[Path]) -> None:
-    """Writes `demo_*.png`."""
-    visitor = Visitor()
-    for checkpoint in checkpoints:
-        with visitor.at(checkpoint):
-            visitor.all(".gallery-item")[1].click()
-            visitor.until(lambda: bool(visitor.headings() or visitor.marked()), True)
-            title = visitor.all("button[role=tab]")[0].text
-            visitor.shoot(folder / f"demo_{title.lower().replace(' ', '_')}.png")
-    visitor.close()
-
-
-if __name__ == "__main__":
-    make_screenshots(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

@@ -166,31 +166,3 @@ def test_conll_columns(tagger, tmp_path, caplog):
     predict(tagger, tmp_path / "ids.conllu", "other.jsonl")
     assert "ids.conllu: the first column has only numbers" in caplog.text
     assert "set --text_column_names 2." in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("head", "name", "content", "arguments", "message"),
-    [
-        ("tagger", "a.conll", "", [], "a.conll has no rows."),
-        ("tagger", "a.conll", "a O\nb\n", [], "a.conll, line 2: expected 2 columns as in line 1, found 1: 'b'"),
-        ("tagger", "a.conll", "a O\n", ["--text_column_names", "tokens"], "columns of a CoNLL file have no names"),
-        ("tagger", "a.conll", "ü O\n", ["--on_bad_text", "skip"], "a.conll, line 1: not UTF-8"),
-        ("tagger", "a.parquet", "PAR1", [], "a.parquet: unknown suffix"),
-        ("classifier", "a.txt", "a text\n", [], "--input_file: only models that label tokens can read"),
-        ("classifier", "a.jsonl", "{}", ["--output_file", "a.csv"], "a.csv must be a file that ends in .jsonl."),
-        (
-            "classifier",
-            "a.csv",
-            "a",
-            ["--output_file", "a.tsv"],
-            "must be a file that ends in .jsonl or, like the input,",
-        ),
-    ],
-)
-def test_errors(request, tmp_path, capsys, head, name, content, arguments, message):
-    (tmp_path / name).write_text(content, encoding="latin-1")
-    files = ["--input_file", str(tmp_path / name), "--output_file", str(tmp_path / "out.jsonl")]
-    model = str(request.getfixturevalue(head))
-    assert main(["predict", "--model_name_or_path", model, *files, *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert [file.name for file in tmp_path.iterdir()] == [name]

@@ -1,12 +1,12 @@
 """`snugbert predict --num_processes`: the same bytes as one process, also after kills, and no process is left."""
 
-import functools
 import json
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import family_checkpoints
@@ -52,6 +52,21 @@ def predict_and_stall(arguments: list[str]) -> int:
     return predict_forked(arguments)
 
 
+def predict_and_die_in_a_reply(arguments: list[str]) -> int:
+    answer = Predictor.answer
+
+    def send_half(self, reply, write=None):
+        os.write(self.fileno(), bytes(reply[: len(reply) // 2]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def answer_and_die(self, examples):
+        Connection._send = send_half
+        return answer(self, examples)
+
+    Predictor.answer = answer_and_die
+    return predict_forked(arguments)
+
+
 def predict_on_gpus(arguments: list[str]) -> int:
     """As if there were three GPUs. Models run on the CPU."""
     torch.accelerator.device_count = lambda: 3
@@ -80,39 +95,32 @@ def list_arguments(model: Path, output: str, *arguments: object) -> list[str]:
     return ["predict", "--model_name_or_path", str(model), *files, *map(str, arguments)]
 
 
-def write_sentence_encoder(folder: Path) -> Path:
-    encoder = Transformer(str(write_model(folder / "bert", "Model")))
-    modules = [encoder, Pooling(encoder.get_embedding_dimension(), "mean")]
-    SentenceTransformer(modules=modules).save_pretrained(str(folder))
-    return folder
-
-
 @pytest.mark.parametrize("kind", ["pairs", "entities", "questions", "embeddings", "means", "scores"])
 def test_any_number_of_processes_writes_the_same_bytes(tmp_path, monkeypatch, caplog, kind):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "WINDOW_ROWS", 8)
     texts, options = make_texts(), []
+    model, rows = tmp_path / "model", [{"text": text} for text in texts]
     if kind == "pairs":  # some are truncated
-        model = write_model(tmp_path / "model", "ForSequenceClassification")
+        write_model(model, "ForSequenceClassification")
         rows = [{"id": row, "text": text, "text_pair": texts[-row]} for row, text in enumerate(texts)]
         options = ["--max_seq_length", 64]
     elif kind == "entities":
         labels = dict(enumerate(["O", "B-PER", "I-PER"]))
-        names = {name: label for label, name in labels.items()}
-        model = write_model(tmp_path / "model", "ForTokenClassification", id2label=labels, label2id=names)
-        rows = [{"text": text} for text in texts]
+        write_model(model, "ForTokenClassification", id2label=labels, label2id={name: i for i, name in labels.items()})
     elif kind == "questions":
-        model = write_model(tmp_path / "model", "ForQuestionAnswering")
+        write_model(model, "ForQuestionAnswering")
         rows = [{"question": "who was it?", "context": text} for text in [*texts, " ".join(WORDS * 20)]]
     elif kind == "scores":
-        model = tmp_path / "model"
         bert = write_model(tmp_path / "bert", "ForSequenceClassification", num_labels=1)
         CrossEncoder(str(bert)).save_pretrained(str(model))
         rows = [{"query": "who was it?", "text": text} for text in texts]
+    elif kind == "embeddings":
+        encoder = Transformer(str(write_model(tmp_path / "bert", "Model")))
+        pooling = Pooling(encoder.get_embedding_dimension(), "mean")
+        SentenceTransformer(modules=[encoder, pooling]).save_pretrained(str(model))
     else:
-        write = write_sentence_encoder if kind == "embeddings" else functools.partial(write_model, head="Model")
-        model = write(tmp_path / "model")
-        rows = [{"text": text} for text in texts]
+        write_model(model, "Model")
     write_rows(rows)
     assert main(list_arguments(model, "1.jsonl", *options)) == 0
     (truncation,) = [line for line in caplog.messages if "are longer than" in line] or [""]
@@ -123,20 +131,6 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path, monkeypatch, ca
         assert process.returncode == 0, process.stderr
         assert truncation in process.stderr
         assert Path(f"{number}.jsonl").read_bytes() == Path("1.jsonl").read_bytes()
-
-
-def test_shards_in_several_processes_are_joined_to_the_same_bytes(tmp_path, monkeypatch):
-    """The second shard begins with a window of the whole file."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "WINDOW_ROWS", 8)
-    model = write_model(tmp_path / "model", "ForSequenceClassification")
-    write_rows({"text": text} for text in make_texts(48))
-    assert main(list_arguments(model, "whole.jsonl")) == 0
-    for shard in ("1/2", "2/2"):
-        arguments = list_arguments(model, "part.jsonl", "--shard", shard, "--num_processes", 2)
-        assert forked.run(predict_forked, arguments).returncode == 0
-    parts = [Path(f"part-0000{number}-of-00002.jsonl").read_bytes() for number in (0, 1)]
-    assert b"".join(parts) == Path("whole.jsonl").read_bytes()
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -191,6 +185,14 @@ def test_signals_end_all_processes_and_the_run_continues(tmp_path, monkeypatch):
     process = forked.run(predict_forked, arguments)
     assert process.returncode == 0 and "continuing after 24 rows" in process.stderr
     assert Path("out.jsonl").read_bytes() == Path("straight.jsonl").read_bytes()
+
+
+def test_a_process_that_is_killed_in_a_reply_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = write_model(tmp_path / "model", "ForSequenceClassification")
+    write_rows({"text": text} for text in make_texts())
+    process = forked.run(predict_and_die_in_a_reply, list_arguments(model, "out.jsonl", "--num_processes", 2))
+    assert process.returncode == 2 and "a process ended" in process.stderr
 
 
 def test_by_default_each_gpu_has_a_process(tmp_path, monkeypatch):

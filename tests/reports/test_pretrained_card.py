@@ -11,6 +11,7 @@ DATA = {"files": "books/train-*.txt.gz | more_*", "tokens": 12_041_234}
 
 
 def test_model_card(tmp_path):
+    (tmp_path / "training.png").touch()
     write_pretraining_card(
         tmp_path,
         name="me/mini",
@@ -24,7 +25,7 @@ def test_model_card(tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.library_name == "transformers" and card.data.pipeline_tag == "fill-mask"
     assert card.data.language == "en" and card.data.datasets == ["me/books"] and card.data.license is None
-    assert card.text.count("# me/mini\n") == 1 and "training.png" not in card.text
+    assert card.text.count("# me/mini\n") == 1 and "](training.png)" in card.text
     rows = [re.split(r" (?<!\\)\| ", line[2:-2]) for line in card.text.splitlines() if line.startswith("| ")]
     assert ["files", r"books/train-\*.txt.gz \| more\_\*"] in rows and ["tokens", "12,041,234"] in rows
     assert ["learning rate", "0.001"] in rows and ["phases", "128:90%,512:10%"] in rows
@@ -34,26 +35,8 @@ def test_model_card(tmp_path):
     assert '"me/mini", trust_remote_code=True' in snippet
 
 
-def test_a_card_that_the_user_wrote_is_kept(tmp_path):
-    file, facts = tmp_path / "README.md", {"language": None, "data": DATA, "settings": SETTINGS}
-    write_pretraining_card(tmp_path, name="first", **facts)
-    (tmp_path / "training.png").touch()
-    write_pretraining_card(tmp_path, name="second", **facts)
-    assert "# second" in file.read_text() and "](training.png)" in file.read_text()
-    file.write_text("# My words\n")
-    write_pretraining_card(tmp_path, name="third", **facts)
-    assert file.read_text() == "# My words\n"
-
-
 def test_a_card_during_training_has_no_baselines(tmp_path):
-    write_pretraining_card(
-        tmp_path,
-        name="me/mini",
-        language=None,
-        data=DATA,
-        settings=SETTINGS,
-        metrics={"mlm_loss": 5.9194},
-        baselines={},
-    )
+    facts = {"name": "me/mini", "language": None, "data": DATA, "settings": SETTINGS}
+    write_pretraining_card(tmp_path, **facts, metrics={"mlm_loss": 5.9194}, baselines={})
     text = (tmp_path / "README.md").read_text()
     assert "| masked token loss, nats | 5.919 |\n" in text and "baseline" not in text

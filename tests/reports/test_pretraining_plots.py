@@ -3,10 +3,7 @@
 import json
 import math
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from PIL import Image
 
 from snugbert.reports.pretraining_plots import draw_training
 
@@ -23,41 +20,27 @@ def evaluated(line: dict[str, float]) -> dict[str, float]:
     return {"step": line["step"]} | {f"eval_{name}": value / 2 for name, value in line.items() if "_" in name}
 
 
-def pixels(image_file, color: tuple[int, int, int]) -> int:
-    return int((np.asarray(Image.open(image_file).convert("RGB")) == color).all(-1).sum())
-
-
-BLUE, ORANGE = (0x2B, 0x6C, 0xB0), (0xD9, 0x48, 0x0F)  # of training and validation
-
-
-@pytest.mark.parametrize("lines", [1, 3000])
-def test_plots_of_training_with_and_without_validation(tmp_path, monkeypatch, lines):
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *args, **kw: (figures.append(figure), save(figure, *args, **kw))
-    )
+@pytest.mark.parametrize("lines", [1, 300])
+def test_curves_with_and_without_validation(tmp_path, figures, lines):
     log, picture = tmp_path / "metrics.jsonl", tmp_path / "training.png"
-    training = [log_line(number, next_sentences=False) for number in range(1, lines + 1)]
-    whole = "".join(json.dumps(line) + "\n" for line in training)
-    log.write_text(whole)
+    log.write_text("".join(json.dumps(log_line(number, False)) + "\n" for number in range(1, lines + 1)))
     draw_training(log, picture)
-    blue, width = pixels(picture, BLUE), Image.open(picture).width
-    assert blue > 50 and pixels(picture, ORANGE) == 0
+    loss = figures[0].axes[0].lines
+    assert [list(curve.get_ydata()) for curve in loss] == [[6 - number / 1000 for number in range(1, lines + 1)]]
 
     # A killed run leaves an incomplete line. Sentence pairs are a second column.
-    training = [log_line(number, next_sentences=True) for number in range(1, lines + 1)]
+    training = [log_line(number, True) for number in range(1, lines + 1)]
     mixed = [*training, evaluated(training[-1]), {"step": lines, "train_runtime": 3.0}]
     log.write_text("".join(json.dumps(line) + "\n" for line in mixed) + '{"tokens": 4096, "mlm_lo')
     draw_training(log, picture, {"mlm_loss": 6.5, "mlm_accuracy": 0.05, "nsp_accuracy": 0.5})
-    assert pixels(picture, BLUE) > 1.5 * blue and pixels(picture, ORANGE) > 50
-    assert Image.open(picture).width > 1.5 * width
-    panels = figures[-1].axes
+    assert picture.stat().st_size > 10_000
+    panels = figures[1].axes
     assert [panel.get_ylabel() for panel in panels] == [
         *("loss (nats)", "loss (nats)", "accuracy", "accuracy"),
         *("learning rate", "gradient norm", "tokens / s"),
     ]
+    assert [panel.lines[1].get_ydata() for panel in panels[:4]] == [[3 - lines / 2000], [0.3], [0.05], [0.35]]
     named = [{text.get_text() for text in panel.get_legend().get_texts()} for panel in panels[:4]]
-    assert all(any(text.startswith("validation, last") for text in texts) for texts in named)
     baselines = [[text for text in texts if "baseline" in text] for texts in named]
     assert baselines == [["baseline 6.500"], [], ["baseline 5.0%"], ["baseline 50.0%"]]
 

@@ -104,18 +104,15 @@ def test_text_embeddings_inference_finds_what_it_needs(exports, name, to):
 
 
 def test_vllm_finds_what_it_needs(exports):
-    for name, architecture in (
-        ("encoder", "BertModel"),
-        ("sst2", "BertForSequenceClassification"),
-        ("reranker", "BertForSequenceClassification"),
+    for name, architecture, expected in (
+        ("encoder", "BertModel", {"embeddings", "encoder", "pooler"}),
+        ("sst2", "BertForSequenceClassification", {"bert", "classifier"}),
+        ("reranker", "BertForSequenceClassification", {"bert", "classifier"}),
     ):
         folder = exports / f"{name}-bert"
         assert read(folder / "config.json")["architectures"] == [architecture]
         with safe_open(folder / "model.safetensors", "pt") as weights:
-            prefixes = {key.partition(".")[0] for key in weights.keys()}
-        assert prefixes == ({"embeddings", "encoder"} if name == "encoder" else {"bert", "classifier"}) | (
-            {"pooler"} if name == "encoder" else set()
-        )
+            assert {key.partition(".")[0] for key in weights.keys()} == expected
     modules = read(exports / "encoder-bert/modules.json")
     assert [each["type"] for each in modules] == [f"sentence_transformers.models.{name}" for name in OLD_MODULES]
     assert [each["path"] for each in modules] == ["", "1_Pooling", "2_Normalize"]

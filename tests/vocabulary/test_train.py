@@ -15,7 +15,7 @@ import pytest
 from transformers import BertTokenizer
 from vocabularies import DOCUMENTS, many_ties, train
 
-from snugbert import QuestionAnswerer, SnugBertTokenizer
+from snugbert import SnugBertTokenizer
 from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.vocabulary.learning import KINDS
@@ -69,20 +69,14 @@ def test_bad_text_is_counted_and_the_next_command_has_the_same_flags(tmp_path: P
 
 
 def test_an_output_folder_is_replaced_only_on_request(tmp_path: Path, text_file: Path):
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs/vocab.txt").write_text("somebody else's")
-    with pytest.raises(InputError, match="already contains a tokenizer"):
-        train(tmp_path / "theirs", "--train_file", text_file)
     first = train(tmp_path / "tok", "--train_file", text_file)
-    with pytest.raises(InputError, match=r"already contains a tokenizer or a model. .*--overwrite_output_dir"):
+    with pytest.raises(InputError, match=r"already contains tokenizer.json. .*--overwrite_output_dir"):
         train(tmp_path / "tok", "--train_file", text_file, "--vocab_size", "60")
     assert (tmp_path / "tok" / "vocab.txt").read_text(encoding="utf-8").splitlines() == first
     arguments = ("--train_file", text_file, "--vocab_size", "60", "--overwrite_output_dir")
     assert len(train(tmp_path / "tok", *arguments)) == 60
-    run_command(
-        "vocabulary",
-        [*map(str, arguments[:2]), "--model", "bpe", "--overwrite_output_dir", "--output_dir", str(tmp_path / "tok")],
-    )
+    bpe = ["--model", "bpe", "--overwrite_output_dir", "--output_dir", str(tmp_path / "tok")]
+    run_command("vocabulary", ["--train_file", str(text_file), *bpe])
     assert not (tmp_path / "tok/vocab.txt").exists()  # otherwise the folder would open as WordPiece
     with pytest.raises(InputError, match=r"is a file\. Choose a folder"):
         train(text_file, "--train_file", text_file)
@@ -150,39 +144,14 @@ def test_every_text_format_gives_the_same_vocabulary(tmp_path: Path, text_file: 
     assert train(tmp_path / "from_dataset", *arguments) == expected
 
 
-def test_byte_level_bpe_works_in_every_command(bpe_folders, data_dir, tmp_path):
-    tiny = ["--max_steps", "2", "--use_cpu", "true", "--per_device_train_batch_size", "4", "--report_to", "none"]
-    tokenizer = str(bpe_folders["byte-bpe"])
-
-    def run(command: str, output: str, *arguments: str | Path) -> dict:
-        assert snugbert_command([command, *map(str, arguments), *tiny, "--output_dir", str(tmp_path / output)]) == 0
-        return json.loads((tmp_path / output / "all_results.json").read_text())
-
-    text = ["--train_file", data_dir / "sample_text/sample_text.txt", "--max_seq_length", "48"]
+def test_byte_level_bpe_pretrains(bpe_folders, data_dir, tmp_path):
+    """tests/test_family_commands.py runs the other commands with this kind of tokenizer."""
     sizes = "num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=32"
-    model = ["--config_name", "tiny", "--config_overrides", sizes, "--tokenizer_name", tokenizer]
-    run("pretrain", "pretrained", *model, *text)
-    start = ["--model_name_or_path", tmp_path / "pretrained"]
-
-    rows = [("Ångström won.", "He lost.", 1), ("I don't.", "Do you?", 0)] * 4
-    table = "sentence1,sentence2,label\n" + "".join(f"{a},{b},{label}\n" for a, b, label in rows)
-    (tmp_path / "pairs.csv").write_text(table, encoding="utf-8")
-    files = ["--train_file", tmp_path / "pairs.csv", "--validation_file", tmp_path / "pairs.csv"]
-    assert run("glue", "glue", *start, *files)["eval_samples"] == 8
-
-    context = "  In 1843, Ångström's note\u2014it was long\u2014was written by Ada Lovelace."
-    answers = {"text": ["Ada Lovelace"], "answer_start": [context.index("Ada")]}
-    question = {"id": "1", "title": "", "context": context, "question": "Who wrote it?", "answers": answers}
-    (tmp_path / "questions.jsonl").write_text(json.dumps(question) + "\n", encoding="utf-8")
-    files = ["--train_file", tmp_path / "questions.jsonl", "--validation_file", tmp_path / "questions.jsonl"]
-    assert run("squad", "squad", *start, *files)["eval_samples"] == 1
-    answer = QuestionAnswerer(tmp_path / "squad", device="cpu")(question="Who?", context=context)
-    assert context[answer["start"] : answer["end"]] == answer["answer"] != ""
-
-    tagged = "Ada B-PER\nLovelace I-PER\nwrote O\n. O\n\nÅngström B-PER\n, O\ntoo O\n\n"
-    (tmp_path / "tags.txt").write_text(tagged, encoding="utf-8")
-    files = ["--train_file", tmp_path / "tags.txt", "--validation_file", tmp_path / "tags.txt"]
-    assert run("ner", "ner", *start, *files, "--do_train", "--do_eval")["eval_samples"] == 2
+    model = ["--config_name", "tiny", "--config_overrides", sizes, "--tokenizer_name", bpe_folders["byte-bpe"]]
+    text = ["--train_file", data_dir / "sample_text/sample_text.txt", "--max_seq_length", "48"]
+    run = ["--max_steps", "2", "--use_cpu", "true", "--report_to", "none", "--output_dir", tmp_path / "run"]
+    assert snugbert_command(["pretrain", *map(str, [*model, *text, *run])]) == 0
+    assert json.loads((tmp_path / "run/all_results.json").read_text())["train_loss"] > 0
 
 
 @pytest.mark.parametrize(
@@ -198,9 +167,7 @@ def test_byte_level_bpe_works_in_every_command(bpe_folders, data_dir, tmp_path):
         (b"abc", ["--init", "./nowhere"], r"--init: the folder \./nowhere does not exist"),
         (b"abc", ["--vocab_size", "0"], "--vocab_size 0 must be at least 1"),
         (b"abc", ["--min_frequency", "0"], "--min_frequency 0 must be at least 1"),
-        (b"abc", ["--vocab_size", "many"], "--vocab_size.*: invalid int value: 'many'"),
         (b"abc", ["--dataset_name", "imdb"], "--train_file and --dataset_name cannot be combined"),
-        (b"abc", ["--train_file"], "--train_file.*: expected at least one argument"),
         (b"abc", ["--train_file", "none/*.txt"], r"none/\*\.txt: no such file"),
     ],
 )
@@ -219,8 +186,3 @@ def test_a_full_disk_is_a_clear_error(tmp_path, name):
     (tmp_path / "tok" / name).symlink_to("/dev/full")
     with pytest.raises(InputError, match=r"tok could not be written: .*No space left on device.* Free some space and"):
         train(tmp_path / "tok", "--train_file", tmp_path / "corpus.txt", "--overwrite_output_dir")
-
-
-def test_text_is_required(tmp_path: Path):
-    with pytest.raises(InputError, match=r"no text\. Pass --train_file or --dataset_name"):
-        train(tmp_path / "tok")

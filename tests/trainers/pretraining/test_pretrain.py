@@ -277,7 +277,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     for name in ("mlm_loss", "nsp_loss"):
         assert scores[name] == pytest.approx(results[f"eval_{name}"], rel=1e-5)
     card = ModelCard.load(tmp_path / "straight/README.md")
-    assert card.data.language == "de" and "Paris ist die" in card.text  # the corpus records its language
+    assert card.data.language == "de" and "Replace the dots" in card.text  # the corpus records its language
     assert "| initial weights | bigrams of the training text |" in card.text
     assert "| objective | masked tokens, next sentence |" in card.text
     assert "5 steps of 16 examples of at most 20 tokens, no sentence pairs, " in card.text
