@@ -1,7 +1,6 @@
 """Multiple choice: losses next to stock BERT, scores, bad rows, and `snugbert swag` from the data to an export."""
 
 import json
-import logging
 import random
 from functools import partial
 from pathlib import Path
@@ -10,12 +9,10 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-from card_metadata import read_metadata
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 from datasets import Features as DatasetFeatures
 from glue_examples import FILLER, LARGER, VOCABULARY, WORDS, checkpoint_of, read_predictions
 from glue_examples import arguments as glue_arguments
-from huggingface_hub import ModelCard
 from parity import CONFIG, ours_and_stock
 from scipy.special import softmax
 from tables import write_csv
@@ -210,24 +207,39 @@ def test_files_and_datasets_give_the_same_examples(tmp_path):
 
 
 ROW = {"text": "a", "choices": ["b", "c"], "label": 1}
-BAD_ROWS = {
-    "row 2: the number of choices is 3. Expected 2, as in the first example.": ROW | {"choices": ["b", "c", "d"]},
-    "row 2: no choices in column 'choices'.": ROW | {"choices": []},
-    "row 2: no list of texts in column 'choices'. Fix or remove the row.": ROW | {"choices": "b"},
-    "row 2: no text in column 'text'. Fix or remove the row.": ROW | {"text": None},
-    "row 2: expected the columns text and choices, or sent1, sent2, ending0, ending1, ending2, ending3. Columns: "
-    "'text', 'label'.": {"text": "a", "label": 1},
-    "row 2: the label is '2'. Expected the number of a choice, 0 to 1.": ROW | {"label": 2},
-    "row 2: the label is 'c'. Expected the number of a choice, 0 to 1.": ROW | {"label": "c"},
-}
+FEW, MANY, EMPTY = "Expected at least 2.", "Expected 2, as in the first example.", "no choices in column 'choices'."
+NO_COLUMNS = (
+    "expected the columns text and choices, or sent1, sent2, ending0, ending1, ending2, ending3. Columns: 'text'"
+)
+NOT_A_CHOICE = "Expected the number of a choice, 0 to 1."
 
 
-@pytest.mark.parametrize("message", BAD_ROWS)
-def test_bad_rows_are_named(message, tmp_path):
-    file = write_lines(tmp_path / "train.jsonl", [ROW, BAD_ROWS[message]])
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], ": no examples."),
+        ([ROW | {"choices": ["b"], "label": 0}], f", row 1: the number of choices is 1. {FEW}"),
+        ([ROW, ROW | {"choices": ["b", "c", "d"]}], f", row 2: the number of choices is 3. {MANY}"),
+        ([ROW, ROW | {"choices": []}], f", row 2: {EMPTY}"),
+        ([ROW, ROW | {"choices": "b"}], ", row 2: no list of texts in column 'choices'. Fix or remove the row."),
+        ([ROW, ROW | {"text": None}], ", row 2: no text in column 'text'. Fix or remove the row."),
+        ([ROW, {"text": "a"}], f", row 2: {NO_COLUMNS}."),
+        ([ROW, ROW | {"label": 2}], f", row 2: the label is '2'. {NOT_A_CHOICE}"),
+        ([ROW, ROW | {"label": "c"}], f", row 2: the label is 'c'. {NOT_A_CHOICE}"),
+    ],
+)
+def test_bad_rows_are_named(rows, message, tmp_path):
+    file = write_lines(tmp_path / "train.jsonl", rows)
     with pytest.raises(InputError) as error:
         MultipleChoice().read_splits({"train": [file]})
-    assert str(error.value) == f"{file}, {message}"
+    assert str(error.value) == f"{file}{message}"
+
+
+def test_unlabeled_examples_have_as_many_choices_as_training_examples():
+    more = [{"text": "a", "choices": ["b", "c", "d"]}]
+    sources = {"train": [Dataset.from_list([ROW])], "unlabeled": [Dataset.from_list(more)]}
+    with pytest.raises(InputError, match=r"\(unlabeled\), row 1: the number of choices is 3\. Expected 2, as in the"):
+        MultipleChoice().read_splits(sources)
 
 
 def test_rows_without_labels_are_counted_or_left_out(tmp_path, caplog):
@@ -243,23 +255,6 @@ def test_rows_without_labels_are_counted_or_left_out(tmp_path, caplog):
     test = MultipleChoice().read_splits({"test": [file]})["test"]
     assert test.num_examples == 5 and not test.labeled
     assert f"{message} The rows are predicted, but not scored." in caplog.text
-
-
-def test_more_bad_files(tmp_path):
-    one = write_lines(tmp_path / "one.jsonl", [ROW | {"choices": ["b"], "label": 0}])
-    three = write_lines(tmp_path / "three.jsonl", [{"text": "a", "choices": ["b", "c", "d"]}])
-    train, none = write_lines(tmp_path / "train.jsonl", [ROW]), write_lines(tmp_path / "none.jsonl", [])
-    for message, sources in {
-        f"{one}, row 1: the number of choices is 1. Expected at least 2.": {"train": [one]},
-        f"{three}, row 1: the number of choices is 3. Expected 2, as in the first example.": {
-            "train": [train],
-            "unlabeled": [three],
-        },
-        f"{none}: no examples.": {"test": [none]},
-    }.items():
-        with pytest.raises(InputError) as error:
-            MultipleChoice().read_splits(sources)
-        assert str(error.value) == message
 
 
 # --- `snugbert swag` --------------------------------------------------------------------------------------------
@@ -288,21 +283,11 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     assert np.mean([row["predicted_choice"] == answer for row, answer in zip(predicted, cheerful, strict=True)]) > 0.9
 
 
-def test_the_card(run, workshop):
-    trained_on, scores = read_metadata(run)
-    name = workshop.name
-    accuracy = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
-    assert trained_on == [(f"{name}/train.csv", "train", 200)]
-    assert scores == {(f"{name}/dev.csv", "validation", 60): {"accuracy": pytest.approx(accuracy)}}
-    card = ModelCard.load(run / "README.md")
-    assert card.data.pipeline_tag == "multiple-choice" and "chooses which of several texts best fits" in card.text
-    assert "Labels:" not in card.text and "AutoModelForMultipleChoice.from_pretrained" in card.text
-    assert "always choice " in card.text and "![" in card.text
-
-
 def test_stock_bert_predict_and_the_run_agree(run, workshop, tmp_path):
     """`snugbert predict` reads both forms of examples, whichever the model was trained on."""
-    export_model(run, tmp_path / "stock", "bert")
+    accuracy = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
+    done = export_model(run, tmp_path / "stock", "bert", validation_file=workshop / "dev.csv")
+    assert done.scores == {"accuracy": (accuracy, accuracy)} and done.difference < 1e-4
     stock = BertForMultipleChoice.from_pretrained(tmp_path / "stock").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "stock")
     rows = swag(20, seed=3, labeled=False)
@@ -323,12 +308,6 @@ def test_stock_bert_predict_and_the_run_agree(run, workshop, tmp_path):
         assert row["probabilities"] == pytest.approx(softmax(logits).tolist(), abs=1e-5)
 
 
-def test_exports_are_scored(run, workshop, tmp_path):
-    accuracy = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
-    done = export_model(run, tmp_path / "bert", "bert", validation_file=workshop / "dev.csv")
-    assert done.scores == {"accuracy": (accuracy, accuracy)} and done.difference < 1e-4
-
-
 def test_scoring_a_checkpoint_and_padding(run, workshop, tmp_path):
     """From Python, without training, with padded batches, and with one example per batch, the scores are the same."""
     accuracy = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
@@ -344,25 +323,6 @@ def test_scoring_a_checkpoint_and_padding(run, workshop, tmp_path):
         assert results["eval_accuracy"] == accuracy and results["eval_loss"] < 0.5
 
 
-def test_a_run_resumes(workshop, tmp_path):
-    """A run of five steps that is resumed at step 3 has the same weights as one that was not stopped."""
-    flags = {"max_steps": 5, "save_steps": 3, "eval_strategy": "no", "validation_file": None}
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert snugbert_cli.main(["swag", *arguments(workshop, whole, **flags)]) == 0
-    resumed.mkdir()
-    (whole / "checkpoint-3").rename(resumed / "checkpoint-3")
-    again = arguments(workshop, resumed, **flags, resume_from_checkpoint=True)
-    assert snugbert_cli.main(["swag", *again]) == 0
-    assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
-
-
-def test_sweep(workshop, tmp_path, capsys):
-    flags = {"learning_rate": None, "sweep": "fixed", "seeds": 2, "max_steps": 2}
-    assert snugbert_cli.main(["swag", *arguments(workshop, tmp_path / "sweep", **flags)]) == 0
-    results = json.loads((tmp_path / "sweep" / "results.json").read_text())
-    assert "accuracy" in results["sweep"]["metrics"]["eval"]
-
-
 def test_distillation(run, workshop, tmp_path):
     unlabeled = write_lines(tmp_path / "more.jsonl", as_lists(swag(100, seed=9, labeled=False)))
     student = {"teacher_name_or_path": run, "unlabeled_file": unlabeled, "distillation_weight": 1}
@@ -370,21 +330,3 @@ def test_distillation(run, workshop, tmp_path):
     assert snugbert_cli.main(["swag", *arguments(workshop, tmp_path / "student", **student, **flags)]) == 0
     results = json.loads((tmp_path / "student" / "results.json").read_text())
     assert results["metrics"]["eval"]["accuracy"] > 0.9 and results["training"]["train_samples"] == 300
-
-
-def test_the_default_learning_rate_is_the_papers(workshop, tmp_path, caplog):
-    wide = "num_hidden_layers=1,hidden_size=768,intermediate_size=32,num_attention_heads=12"
-    flags = {"learning_rate": None, "config_overrides": wide, "max_steps": 1, "validation_file": None}
-    with caplog.at_level(logging.INFO, "snugbert"):
-        assert snugbert_cli.main(["swag", *arguments(workshop, tmp_path, **flags)]) == 0
-    assert "learning rate: 2e-05 (from the BERT paper)" in caplog.text
-
-
-def test_bad_files_stop_the_command(workshop, tmp_path, capsys):
-    rows = as_lists(swag(3, seed=1))
-    rows[2]["choices"].pop()
-    rows[2]["label"] = 0
-    file = write_lines(tmp_path / "mixed.jsonl", rows)
-    assert snugbert_cli.main(["swag", *arguments(workshop, tmp_path / "out", train_file=file)]) == 2
-    message = f"{file}, row 3: the number of choices is 3. Expected 4, as in the first example."
-    assert capsys.readouterr().err.strip().endswith(f"snugbert swag: error: {message}")
