@@ -207,10 +207,8 @@ def test_files_and_datasets_give_the_same_examples(tmp_path):
 
 
 ROW = {"text": "a", "choices": ["b", "c"], "label": 1}
-FEW, MANY, EMPTY = "Expected at least 2.", "Expected 2, as in the first example.", "no choices in column 'choices'."
-NO_COLUMNS = (
-    "expected the columns text and choices, or sent1, sent2, ending0, ending1, ending2, ending3. Columns: 'text'"
-)
+MANY = "Expected 2, as in the first example."
+NO_COLUMNS = "expected the columns text and choices, or sent1, sent2, ending0, ending1, ending2, ending3."
 NOT_A_CHOICE = "Expected the number of a choice, 0 to 1."
 
 
@@ -218,12 +216,12 @@ NOT_A_CHOICE = "Expected the number of a choice, 0 to 1."
     ("rows", "message"),
     [
         ([], ": no examples."),
-        ([ROW | {"choices": ["b"], "label": 0}], f", row 1: the number of choices is 1. {FEW}"),
+        ([ROW | {"choices": ["b"], "label": 0}], ", row 1: the number of choices is 1. Expected at least 2."),
         ([ROW, ROW | {"choices": ["b", "c", "d"]}], f", row 2: the number of choices is 3. {MANY}"),
-        ([ROW, ROW | {"choices": []}], f", row 2: {EMPTY}"),
+        ([ROW, ROW | {"choices": []}], ", row 2: no choices in column 'choices'."),
         ([ROW, ROW | {"choices": "b"}], ", row 2: no list of texts in column 'choices'. Fix or remove the row."),
         ([ROW, ROW | {"text": None}], ", row 2: no text in column 'text'. Fix or remove the row."),
-        ([ROW, {"text": "a"}], f", row 2: {NO_COLUMNS}."),
+        ([ROW, {"text": "a"}], f", row 2: {NO_COLUMNS} Columns: 'text'."),
         ([ROW, ROW | {"label": 2}], f", row 2: the label is '2'. {NOT_A_CHOICE}"),
         ([ROW, ROW | {"label": "c"}], f", row 2: the label is 'c'. {NOT_A_CHOICE}"),
     ],
