@@ -1,6 +1,5 @@
 """Reading GLUE's files and your own in every format, and files that cannot be read."""
 
-import gzip
 import json
 from dataclasses import replace
 from datetime import datetime
@@ -143,43 +142,31 @@ def test_diagnostic_set_is_found(tmp_path):
             assert [*map(str, found.indices)] == ["0"]
 
 
-def test_every_format_gives_the_same_features(tmp_path):
+def test_files_and_datasets_give_the_same_features(tmp_path):
+    """Texts that pandas would read as missing values are texts."""
     rows = [
-        {"id": "0", "question": 'the "old" film, a story', "answer": "None", "label": "yes"},
-        {"id": "1", "question": "was it long ?", "answer": "NA \u2028 \u00e9", "label": "no"},
-        {"id": "2", "question": "", "answer": "1984", "label": "yes"},
+        {"question": 'the "old" film, a story', "answer": "None", "label": "yes"},
+        {"question": "was it long ?", "answer": "NA \u2028 \u00e9", "label": "no"},
+        {"question": "", "answer": "1984", "label": "yes"},
     ]
-    columns = list(rows[0])
     write_csv(tmp_path / "a.csv", rows)
-    tsv = "\n".join("\t".join(line) for line in [columns, *(row.values() for row in rows)])
+    tsv = "\n".join("\t".join(line) for line in [rows[0], *(row.values() for row in rows)])
     (tmp_path / "a.tsv").write_text("\ufeff" + tsv, encoding="utf-8")
-    (tmp_path / "crlf.tsv").write_bytes(tsv.replace("\n", "\r\n").encode() + b"\r\n\r\n")
-    numbers = [{**row, "id": int(row["id"])} for row in rows]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in numbers), encoding="utf-8")
-    (tmp_path / "a.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False), encoding="utf-8")
-    for file in [*tmp_path.iterdir()]:
-        (tmp_path / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
-    features = Features(
-        {"question": Value("string"), "answer": Value("string"), "label": ClassLabel(names=["no", "yes"])}
-    )
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    text, classes = Value("string"), ClassLabel(names=["no", "yes"])
     (tmp_path / "folder").mkdir()
-    dataset = Dataset.from_list([{name: row[name] for name in features} for row in rows], features=features)
+    dataset = Dataset.from_list(rows, Features({"question": text, "answer": text, "label": classes}))
     dataset.to_parquet(tmp_path / "folder" / "train.parquet")
 
     tokenizer = SnugBertTokenizer(vocab=VOCABULARY)
-    sources = [{"train_file": str(file)} for file in sorted(tmp_path.iterdir()) if file.is_file()]
-    assert len(sources) == 10
-    results = []
+    expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
+    sources = [{"train_file": str(tmp_path / name)} for name in ("a.csv", "a.tsv", "a.jsonl")]
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
         splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
         labels, features = encode(splits, tokenizer)
-        assert labels == ["no", "yes"]
-        results.append(features[:])
-    assert all(result == results[0] for result in results)
-    assert results[0]["label"] == [1, 0, 1]
-    expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
-    assert results[0]["input_ids"] == expected["input_ids"]
-    assert results[0]["token_type_ids"] == expected["token_type_ids"]
+        assert labels == ["no", "yes"] and features["label"][:] == [1, 0, 1]
+        assert features["input_ids"][:] == expected["input_ids"]
+        assert features["token_type_ids"][:] == expected["token_type_ids"]
 
 
 def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
@@ -238,7 +225,6 @@ CODES = {
     "phone": ["+49 30 123456", "030 1234", "(0151) 4711", "555-1234"],
     "customer_id": NAMES,
     "ticketId": NAMES,
-    "ID": NAMES,
     "open": [True, False, True, True],
     "tags": [["a", "b"]] * 4,
     "when": [datetime(2024, 1, day) for day in range(5, 9)],
@@ -251,22 +237,16 @@ CODES = {
         *(({name: cells, "nachricht": SHORT}, "nachricht", "") for name, cells in CODES.items()),
         ({"ticket_id": NAMES, "created": CODES["iso"], "message": TEXTS}, "message", ""),
         ({"status": FEW, "a": SHORT}, "a", ""),
-        ({"status": FEW, "text": ["hi", "hi", "bye", "hi"]}, "text", ""),
         ({"text": ["iPhone 12", "Galaxy S21", "\ubc30\uc1a1 3\uc77c", "call 0800 now 24"]}, "text", ""),
         ({"content": FEW, "article": TEXTS}, "article", ""),
         ({"priority": ["medium"] * 4, "words": ["hi", "help", "bye", "hi"]}, "words", ""),
-        ({"title": SHORT, "body": TEXTS}, "body", "title"),
         ({"Title": TEXTS, "Text": SHORT}, "Text", "Title"),
         ({"name": NAMES, "headline": SHORT, "story": TEXTS}, "story", "name headline"),
         ({"\u65e5\u671f": CODES["\u65e5\u671f"], "\u5185\u5bb9": CHINESE}, "\u5185\u5bb9", ""),
         ({"n": CODES["number"], "sms": ["Win 1000 now, call 0800", "Text 87121 to win cash", "ok", ""]}, "sms", ""),
-        ({"text": FEW, "text_pair": SHORT}, "text text_pair", ""),
         ({"id": NAMES, "Question": SHORT, "Answer": TEXTS, "note": TEXTS}, "Question Answer", ""),
-        ({"question": SHORT, "context": TEXTS}, "question context", ""),
         ({"genre": TEXTS, "premise": TEXTS, "hypothesis": SHORT}, "premise hypothesis", ""),
-        ({"text_a": SHORT, "text_b": TEXTS}, "text_a text_b", ""),
         ({"qid1": CODES["number"], "question1": SHORT, "question2": TEXTS}, "question1 question2", ""),
-        ({"question": SHORT, "sentence": TEXTS}, "question sentence", ""),
         ({"sentence1": SHORT, "sentence2": TEXTS, "sentence1_parse": TEXTS}, "sentence1 sentence2", ""),
         ({"text": TEXTS, "left": SHORT, "right": SHORT}, "left right", ""),  # the checkpoint's columns
     ],
@@ -277,20 +257,19 @@ def test_text_columns_are_chosen(columns, expected, others):
     assert found == (tuple(expected.split()), others.split())
 
 
-def test_the_choice_of_columns_is_reported(tmp_path, caplog):
+def test_the_choice_of_columns_is_reported(caplog):
     """Without a command, only warnings are displayed: here, that there was a choice."""
-    rows = [{"ticket_id": f"K-{i}", "title": TEXTS[i][:9], "message": TEXTS[i], "label": i} for i in range(4)]
+    codes = [f"K-{i}" for i in range(4)]
     for columns, level, more in (
-        (("ticket_id", "title", "message", "label"), "WARNING", ". Not read: 'ticket_id', 'title'. Set"),
-        (("ticket_id", "message", "label"), "WARNING", ". Not read: 'ticket_id'. Set --text_column_names"),
-        (("idx", "message", "label"), "INFO", ""),
+        ({"ticket_id": codes}, "WARNING", ". Not read: 'ticket_id'. Set --text_column_names"),
+        ({"idx": range(4)}, "INFO", ""),
     ):
         caplog.clear()
-        data = Dataset.from_list([{name: row.get(name, 0) for name in columns} for row in rows])
+        data = Dataset.from_dict({**columns, "message": TEXTS, "label": range(4)})
         with caplog.at_level("INFO", "snugbert"):
-            split = TextClassification().read_splits({"train": [data]})["train"]
+            assert TextClassification().read_splits({"train": [data]})["train"].texts == [TEXTS]
         (record,) = [record for record in caplog.records if "text column" in record.getMessage()]
-        assert split.texts == [TEXTS] and record.levelname == level
+        assert record.levelname == level
         assert f"text column 'message', label column 'label'{more}" in record.getMessage()
 
 
@@ -357,84 +336,32 @@ def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
     assert warning.endswith("a.jsonl: empty text in 6 rows: 2, 3, 4, 5, 6 and more. All rows are kept.")
 
 
+LABELED_ROW = '{"sentence": "a", "label": 1}\n'
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.json", "", r"a\.json: no examples"),
+        ("a.csv", "sentence,label\n", r"a\.csv: no examples"),
         ("a.tsv", "sentence\tlabel\na\tyes\nb\n", r"a\.tsv, row 3: expected 2 columns, found 1"),
-        ("a.tsv", "sentence\tlabel\n\na\tyes\tno\n", r"a\.tsv, row 3: expected 2 columns, found 3"),
-        ("a.csv", 'sentence,label\n"a, b",yes\nc,no,no\n', r"a\.csv, row 3: expected 2 columns, found 3"),
-        ("a.csv", 'sentence,label\na,yes\n"b,no\n', r"a\.csv, row 3: not CSV"),
-        ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence"\n', r"a\.jsonl, row 2: not JSON"),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": 1}\n7\n',
-            r"a\.jsonl, row 2: expected a JSON object, found a int",
-        ),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": 1}\n{"text": "b", "label": 1}',
-            r"row 2: no text in column 'sent",
-        ),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": 1}\n{"sentence": "a"}',
-            r"a\.jsonl: 1 of 2 rows have no label in column 'label': 2\. Add labels, or set --on_missing_label skip\.",
-        ),
-        (
-            "a.jsonl",
-            '{"sentence": ["a", "b"], "label": 1}',
-            r"no text column besides the label 'label'\. Columns: 'sent",
-        ),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": [0]}\n{"sentence": "b", "label": 1}',
-            r"row 2: single labels and lists of labels are mixed",
-        ),
+        ("a.txt", "a\tyes\n", r"a\.txt: unknown suffix\. Use \.tsv, \.csv, \.json or \.jsonl"),
+        ("a.jsonl", LABELED_ROW + '{"sentence"\n', r"a\.jsonl, row 2: not JSON"),
+        ("a.jsonl", LABELED_ROW + "7\n", r"a\.jsonl, row 2: expected a JSON object, found a int"),
+        ("a.jsonl", LABELED_ROW + '{"text": "b", "label": 1}', r"row 2: no text in column 'sent"),
+        ("a.jsonl", LABELED_ROW + '{"sentence": "b", "label": [0]}', r"row 2: single labels and lists of labels are"),
         ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict\. Expected text or a number"),
-        (
-            "a.jsonl",
-            '{"sentence": "a \\ud83d\\ude00", "label": "\\ude00"}',
-            r"a\.jsonl, row 1: the label is not valid Unicode: \\ude00 is half of a character\. Remove \\ude00\.$",
-        ),
         ("a.jsonl", '{"sentence": "a", "label": ["x", "\\ud83d"]}', r"row 1: the label is not valid Unicode"),
         ("a.jsonl", '{"sentence": "a \\ud83d", "label": 1}', r"row 1: column 'sentence' is not valid Unicode"),
         ("a.jsonl", '{"te\\ud83dxt": "a", "label": 1}', r"a\.jsonl: the name of a column is not valid Unicode"),
-        (
-            "a.csv",
-            "sentence,label\na,\nb,\n",
-            r"a\.csv: 2 of 2 rows have no label in column 'label': 2, 3\. Add labels\.$",
-        ),
-        (
-            "a.csv",
-            "sentence,number\na,1\n",
-            r"a\.csv: no column 'label'\. Columns: 'sentence', 'number'\. Set --label_column_name",
-        ),
-        (
-            "a.csv",
-            "sentence|label\na|1\n",
-            r"no text column besides the label 'label'\. Columns: 'sentence\|label'\. Separate columns by tabs in",
-        ),
-        (
-            "a.csv",
-            "idx,label\n1,yes\n",
-            r"a\.csv: no text column besides the label 'label'\. Columns: 'idx', 'label'\. Set --text_column_names",
-        ),
-        ("a.csv", "text,label \na,1\n", r"a\.csv: no column 'label'\. Columns: 'text', 'label '\. Set"),
-        ("a.csv", "text,label\xa0\na,1\n", r"a\.csv: no column 'label'\. Columns: 'text', 'label\\xa0'\. Set"),
-        ("a.csv", "sentence,label\n", r"a\.csv: no examples"),
-        ("a.json", "", r"a\.json: no examples"),
-        ("a.txt", "a\tyes\n", r"a\.txt: unknown suffix\. Use \.tsv, \.csv, \.json or \.jsonl"),
-        ("a.tsv", b"sentence\tlabel\na\tyes\n\xff\tno\n", r"a\.tsv, line 3: not UTF-8"),
-        (
-            "a.tsv.gz",
-            gzip.compress(b"sentence\tlabel\na\tyes\n" * 999, mtime=0)[:-20],
-            r"a\.tsv\.gz, .*: damaged or incomplete gzip file",
-        ),
-        ("a.tsv.gz", b"sentence\tlabel\na\tyes\n", r"a\.tsv\.gz, after line 0: damaged or incomplete gzip file"),
+        ("a.jsonl", '{"sentence": ["a"], "label": 1}', r"no text column besides the label 'label'\. Columns: 'sent"),
+        ("a.csv", "idx,label\n1,yes\n", r"Columns: 'idx', 'label'\. Set --text_column_names"),
+        ("a.csv", "sentence|label\na|1\n", r"Columns: 'sentence\|label'\. Separate columns by tabs in"),
+        ("a.csv", "sentence,number\na,1\n", r"no column 'label'\. Columns: 'sentence', 'number'\. Set --label_column"),
+        ("a.csv", "text,label\xa0\na,1\n", r"no column 'label'\. Columns: 'text', 'label\\xa0'\. Set"),
     ],
 )
 def test_bad_files(name, content, message, tmp_path):
-    file = tmp_path / name
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=message):
-        load_splits(GlueDataArguments(train_file=str(file)), None)
+        load_splits(GlueDataArguments(train_file=str(tmp_path / name)), None)
