@@ -82,11 +82,6 @@ def test_every_form_of_label_vectors_gives_the_same_labels(tmp_path, caplog):
         assert encode(tmp_path / "a.csv", cells, label_separator=separator) == expected
         with pytest.raises(InputError, match=r"labels such as '0.0.0' are vectors\. Set --label_separator '[ |,]'"):
             encode(tmp_path / "a.csv", cells)
-    (tmp_path / "folder").mkdir()
-    Dataset.from_dict({"sentence": list("abc"), "label": vectors}).to_parquet(tmp_path / "folder" / "train.parquet")
-    arguments = GlueDataArguments(dataset_name=str(tmp_path / "folder"))
-    splits = load_splits(arguments, None, cache_dir=str(tmp_path / "cache"))
-    assert (choose_labels(None, splits, []), encode_labels(splits["train"], expected[0])) == expected
     names = ("x", "b", "c")
     assert encode(tmp_path / "a.jsonl", vectors, names, split="validation") == ([*names], vectors)
     with pytest.raises(InputError, match=r"vectors of 3 elements, but the model has 2 labels"):
