@@ -2,7 +2,6 @@
 
 import json
 import random
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +22,8 @@ from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
 from snugbert.errors import InputError
 from snugbert.export.export import export_model
 from snugbert.prediction.predictor import Predictor
-from snugbert.reports.intervals import bootstrap
 from snugbert.tasks.metrics import TaskMetric
-from snugbert.tasks.multiple_choice import ChoiceAnswers, ChoiceSplit, Example, MultipleChoice
+from snugbert.tasks.multiple_choice import ChoiceSplit, Example, MultipleChoice
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -131,11 +129,6 @@ def test_loss_and_logits_equal_stock_bert(as_rows, tokenizer):
     answers = task.decode(expected.logits.numpy(), split, task.encode(split))
     assert answers.values.tolist() == expected.logits.argmax(-1).tolist()
     np.testing.assert_allclose(answers.probabilities, softmax(expected.logits.numpy(), axis=-1), atol=1e-6)
-    (columns,) = task.to_columns(task.make_split(split.examples[:1]), ChoiceAnswers(*(each[:1] for each in answers)))
-    assert columns == {
-        "predicted_choice": answers.values[0],
-        "probabilities": pytest.approx(answers.probabilities[0].tolist()),
-    }
 
 
 def test_long_pairs_are_truncated_as_in_run_swag(tokenizer):
@@ -161,24 +154,6 @@ def test_accuracy_equals_scikit_learn():
     assert task.score(split, rows, counts)["accuracy"] == pytest.approx(weighted, abs=1e-12)
     most = np.bincount(references).argmax()
     assert task.baseline(split, None) == (f"always choice {most}", {"accuracy": (references == most).mean()})
-    low, high = bootstrap(rows, partial(task.score, split))["accuracy"]
-    error = 1.96 * np.sqrt(expected * (1 - expected) / 300)
-    assert (low, high) == pytest.approx((expected - error, expected + error), abs=0.02)
-
-
-@pytest.mark.parametrize("engine", ["ours", "stock"])
-def test_examples_may_have_different_numbers_of_choices_in_prediction(engine, tokenizer):
-    ours, stock = ours_and_stock("ForMultipleChoice")
-    model = {"ours": ours, "stock": stock}[engine]
-    predictor = Predictor(model, tokenizer, columns=("text", "choices"), max_batch_tokens=32)
-    endings = [ending for mood in WORDS.values() for ending in mood]
-    rows = [{"text": word, "choices": endings[: 1 + index % 5]} for index, word in enumerate(FILLER)]
-    for row, found in zip(rows, predictor.predict(rows), strict=True):
-        pairs = tokenizer([row["text"]] * len(row["choices"]), row["choices"], padding=True, return_tensors="pt")
-        with torch.no_grad():
-            logits = stock.eval()(**{name: values[None] for name, values in pairs.items()}).logits[0].numpy()
-        assert found["probabilities"] == pytest.approx(softmax(logits).tolist(), abs=1e-6)
-        assert found["predicted_choice"] == logits.argmax()
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -201,9 +176,6 @@ def test_files_and_datasets_give_the_same_examples(tmp_path):
         split = MultipleChoice(max_train_samples=5).read_splits({"train": [source]})["train"]
         assert split.examples == expected[:5] and split.labeled and split.num_examples == 5
         assert split.references.tolist() == [row["label"] for row in rows[:5]]
-    # In a test set of the Hub, all labels are -1.
-    hidden = Dataset.from_list([row | {"label": -1} for row in rows])
-    assert not MultipleChoice().read_splits({"test": [hidden]})["test"].labeled
 
 
 ROW = {"text": "a", "choices": ["b", "c"], "label": 1}
@@ -240,19 +212,14 @@ def test_unlabeled_examples_have_as_many_choices_as_training_examples():
         MultipleChoice().read_splits(sources)
 
 
-def test_rows_without_labels_are_counted_or_left_out(tmp_path, caplog):
-    rows = [ROW | {"label": label} for label in (1, None, -1, float("nan"), 0)]
-    file = write_lines(tmp_path / "rows.jsonl", rows)
-    message = f"{file}: 3 of 5 rows have no label in column 'label': 2, 3, 4."
-    for name in ("train", "validation"):
-        with pytest.raises(InputError) as error:
-            MultipleChoice().read_splits({name: [file]})
-        assert str(error.value) == f"{message} Add labels, or set --on_missing_label skip."
-        split = MultipleChoice(on_missing_label="skip").read_splits({name: [file]})[name]
-        assert split.references.tolist() == [1, 0] and f"{message} They are left out." in caplog.text
-    test = MultipleChoice().read_splits({"test": [file]})["test"]
-    assert test.num_examples == 5 and not test.labeled
-    assert f"{message} The rows are predicted, but not scored." in caplog.text
+def test_which_rows_have_no_label(caplog):
+    rows = [ROW | {"label": label} for label in ("1", "None", "-1", "nan", "0", " ")]
+    data = Dataset.from_list(rows)
+    split = MultipleChoice(on_missing_label="skip").read_splits({"train": [data]})["train"]
+    assert split.references.tolist() == [1, 0]
+    assert "4 of 6 rows have no label in column 'label': 2, 3, 4, 6. They are left out." in caplog.text
+    test = MultipleChoice().read_splits({"test": [data]})["test"]
+    assert test.num_examples == 6 and not test.labeled
 
 
 # --- `snugbert swag` --------------------------------------------------------------------------------------------
@@ -261,11 +228,7 @@ def test_rows_without_labels_are_counted_or_left_out(tmp_path, caplog):
 def test_a_run_learns_and_writes_everything(run, workshop):
     results = json.loads((run / "results.json").read_text())
     assert results["metrics"]["eval"]["accuracy"] > 0.95  # chance: 0.25
-    assert results["baselines"]["eval"]["answer"].startswith("always choice ")
     assert results["baselines"]["eval"]["accuracy"] < 0.4
-    low, high = results["intervals"]["eval"]["accuracy"]
-    assert low <= results["metrics"]["eval"]["accuracy"] <= high
-    assert results["settings"]["num_train_epochs"] == 3 and results["training"]["train_samples"] == 200
     assert {file.name for file in run.glob("*.png")} == {"learning_curve.png", "confusion_matrix.png"}
 
     rows, scored = as_lists(swag(60, seed=2)), read_predictions(run / "eval_predictions.jsonl")

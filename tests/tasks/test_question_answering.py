@@ -8,16 +8,8 @@ from snugbert import SnugBertTokenizer
 from snugbert.data.squad import Question
 from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
 from snugbert.tasks.spans import Answer, Candidate
-from snugbert.tasks.task_arguments import SquadDataArguments
 
 QUESTIONS = [Question("a", "Who?", "Ada Lovelace.", ("Ada",), (0,)), Question("b", "Where?", "Ada Lovelace.")]
-
-
-def test_defaults_equal_the_original_release():
-    limits = {"max_seq_length": 384, "max_query_length": 64}
-    limits |= {"n_best_size": 20, "max_answer_length": 30, "null_score_diff_threshold": 0.0}
-    data_args = SquadDataArguments(dataset_name="squad")
-    assert {name: getattr(data_args, name) for name in limits} == limits
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,15 @@
 import json
 import math
 import random
-import time
 from operator import itemgetter
 
 import numpy as np
 import pytest
-from squad_forms import load_questions
 
 from snugbert import SnugBertTokenizer
 from snugbert.data.squad import Question
 from snugbert.tasks.question_windows import ContextWindows, make_question_windows
 from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
-from snugbert.tasks.squad_metrics import measure_answers_v2, score_v2
-from snugbert.tasks.task_arguments import SquadDataArguments
 
 WORDS = [f"{first}{second}" for first in "abcde" for second in "xyz"]
 TOKENIZER = SnugBertTokenizer(
@@ -166,19 +162,3 @@ def test_logits_that_are_nan():
     end[1, 4] = math.nan
     with pytest.raises(ValueError, match="A logit for the context of question q is NaN or infinite"):
         best_answers(questions, windows, start, end)
-
-
-@pytest.mark.slow
-def test_all_of_squad_takes_seconds(data_dir):
-    """Answers and scores all of dev-v1.1 with random logits, the hardest case."""
-    arguments = SquadDataArguments(validation_file=str(data_dir / "squad" / "dev-v1.1.json.gz"))
-    (questions,) = load_questions(arguments, None).values()
-    assert len(questions) == 10570
-    tokenizer = SnugBertTokenizer(vocab=str(data_dir / "vocab" / "bert-base-uncased-vocab.txt"))
-    windows = make_question_windows(questions, tokenizer)
-    start_logits, end_logits = np.random.default_rng(0).normal(size=(2, len(windows.question_indices), 384))
-    begin = time.process_time()
-    answers = best_answers(questions, windows, start_logits, end_logits, version_2=True)
-    columns = [(answer.text, answer.best_span, answer.null_odds) for answer in answers]
-    score_v2(measure_answers_v2([question.answers for question in questions], *zip(*columns, strict=True)))
-    assert time.process_time() - begin < 20  # processor time
