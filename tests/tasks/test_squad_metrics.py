@@ -61,9 +61,9 @@ def test_scores_by_hand(name):
     assert compare_answer(answer, golds, version_2=True) == pytest.approx((exact_2, f1_2))
 
 
-@pytest.mark.parametrize(("answer", "score"), [("", 1), ("!", 1), ("cat", 0)])
-def test_scores_of_questions_without_an_answer(answer, score):
-    assert compare_answer(answer, [], version_2=True) == (score, score)
+def test_questions_without_an_answer_by_hand():
+    for answer, score in (("", 1), ("!", 1), ("cat", 0)):
+        assert compare_answer(answer, [], version_2=True) == (score, score)
 
 
 def random_answers(number: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]], dict[str, float]]:
