@@ -136,7 +136,7 @@ def score_v2(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, fl
             metrics |= {f"{prefix}exact": _average(exact, chosen), f"{prefix}f1": _average(f1, chosen)}
             if counts is None:
                 metrics[f"{prefix}total"] = int(members.sum())
-    thresholds, *sums = sum_by_threshold(rows, weights)
+    thresholds, *sums = _sum_by_threshold(rows, weights)
     for name, values in zip(("exact", "f1"), sums, strict=True):
         best = int(values.argmax())
         metrics[f"best_{name}"] = float(100.0 * values[best] / weights.sum())
@@ -145,7 +145,7 @@ def score_v2(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, fl
     return metrics
 
 
-def sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sums exact match and F1 of SQuAD v2.0 at every threshold.
 
     As in the official script, questions with equal odds count as separate thresholds, in their order.

@@ -15,7 +15,6 @@ from snugbert.tasks.squad_metrics import (
     normalize,
     score_v1,
     score_v2,
-    sum_by_threshold,
     word_f1,
 )
 
@@ -113,30 +112,6 @@ def test_metrics_are_equal_to_the_last_digit(seed):
         if row["id"] in golds:
             metric.add(prediction=row, reference=references[int(row["id"][1:])])
     assert metric.compute() == pytest.approx(expected)  # added in a different order
-
-
-def test_best_threshold_equals_an_exhaustive_search():
-    predictions, golds, _ = random_answers(200, seed=9)
-    chance = random.Random(0)
-    odds = {question: chance.gauss(0, 2) for question in golds}  # all different
-    texts = [predictions[question] for question in golds]
-    rows = measure_answers_v2(list(golds.values()), texts, texts, list(odds.values()))
-    metrics = score_v2(rows)
-    thresholds, *sums = sum_by_threshold(rows, np.ones(len(rows)))
-    assert thresholds.tolist() == [0.0, *sorted(odds.values())]
-    thresholds[0] = -np.inf
-    for name, column, curve in (("exact", 2, sums[0]), ("f1", 3, sums[1])):
-        scores = dict(zip(golds, rows[:, column], strict=True))
-
-        def at(threshold: float, scores=scores) -> float:
-            said = {q: predictions[q] if odds[q] <= threshold else "" for q in golds}
-            hits = [(scores[q] if said[q] else 0) if golds[q] else said[q] == "" for q in golds]
-            return 100 * sum(hits) / len(hits)
-
-        tried = [at(threshold) for threshold in thresholds]
-        assert 100 * curve / len(golds) == pytest.approx(tried)
-        assert metrics[f"best_{name}"] == pytest.approx(max(tried))
-        assert at(metrics[f"best_{name}_thresh"]) == pytest.approx(max(tried))
 
 
 def test_missing_predictions_and_bad_references(caplog):

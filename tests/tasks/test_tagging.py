@@ -315,7 +315,7 @@ def test_lists_of_words_and_texts_are_predicted_together(tokenizer):
     assert not split.labeled and split.num_examples == 4
     windows = tagging.encode(split)
     assert windows.inputs.column_names == tokenizer.model_input_names  # no labels
-    logits = np.zeros((len(windows.inputs), max(map(len, windows.inputs["input_ids"])), 3), dtype=np.float32)
+    logits = np.zeros((len(windows.inputs), 8, 3), dtype=np.float32)
     logits[:, :, 0] = 1
     logits[:2, 1] = [0, np.log(8), 0]  # the first word: 8 of 10
     logits[:2, 2] = [0, 0, np.log(2)]  # the second: 2 of 4
