@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from datasets import ClassLabel, Dataset, Features, List, Value
 from glue_examples import load_splits
 from tables import write_csv
 
@@ -85,24 +85,15 @@ def test_files_given_by_name(task, file, rows, data_dir):
 
 def test_mnli_on_the_hub(monkeypatch):
     """MNLI has two validation and two test splits and the diagnostic split. A label of -1 means not labeled."""
-    features = Features(
-        {
-            "premise": Value("string"),
-            "hypothesis": Value("string"),
-            "label": ClassLabel(names=["entailment", "neutral", "contradiction"]),
-            "idx": Value("int32"),
-        }
-    )
+    classes = ClassLabel(names=["entailment", "neutral", "contradiction"])
 
     def rows(*labels: int) -> Dataset:
-        columns = {"premise": ["a"] * len(labels), "hypothesis": ["b"] * len(labels), "label": labels}
-        return Dataset.from_dict({**columns, "idx": range(100, 100 + len(labels))}, features=features)
+        texts = [{"premise": "a", "hypothesis": "b", "label": label, "idx": 100 + i} for i, label in enumerate(labels)]
+        return Dataset.from_list(texts).cast_column("label", classes)
 
-    parts = ("validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
-    hub = {
-        "mnli": DatasetDict({"train": rows(0), **{part: rows(*[-1 if "test" in part else 1] * 2) for part in parts}}),
-        "ax": DatasetDict({"test": rows(-1, -1, -1)}),
-    }
+    validation = {name: rows(1, 1) for name in ("validation_matched", "validation_mismatched")}
+    test = {name: rows(-1, -1) for name in ("test_matched", "test_mismatched")}
+    hub = {"mnli": {"train": rows(0), **validation, **test}, "ax": {"test": rows(-1, -1, -1)}}
     monkeypatch.setattr("datasets.load_dataset", lambda name, config_name, **_: hub[config_name])
     splits = load_splits(GlueDataArguments(task_name="MNLI"), ("train", "validation", "test"))
     sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "test_diagnostic": 3}
@@ -116,15 +107,15 @@ def test_diagnostic_set_is_found(tmp_path):
     """The diagnostic set is found in its usual places. A file with labels comes first."""
     plain = "index\tsentence1\tsentence2\n0\tA.\tB.\n"
     labeled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
+    for folder in ("AX", "diagnostic", "MNLI"):
+        (tmp_path / folder).mkdir()
     for place, content in (
         ("AX/AX.tsv", plain),
         ("diagnostic/diagnostic.tsv", plain),
         ("MNLI/diagnostic.tsv", plain),
         ("diagnostic/diagnostic-full.tsv", labeled),
     ):
-        (tmp_path / place).parent.mkdir(exist_ok=True)
         (tmp_path / place).write_text(content)
-        (tmp_path / "MNLI").mkdir(exist_ok=True)
         for data_dir in (tmp_path, tmp_path / "MNLI"):
             splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
             assert Path(splits["test_diagnostic"].source).resolve() == tmp_path / place
@@ -268,20 +259,18 @@ LABELED = Dataset.from_dict({"text": TEXTS, "label": ["a", None, "b", " "]})
 
 
 def test_rows_without_labels_are_counted_or_left_out(caplog):
-    message = (
-        r"\(train\): 2 of 4 rows have no label in column 'label': 2, 4\. Add labels, or set --on_missing_label skip\."
-    )
-    with pytest.raises(InputError, match=message):
+    problem = "2 of 4 rows have no label in column 'label': 2, 4."
+    with pytest.raises(InputError, match=rf"\(train\): {problem} Add labels, or set --on_missing_label skip"):
         TextClassification().read_splits({"train": [LABELED]})
     for name in ("train", "validation"):
         caplog.clear()
         split = TextClassification(on_missing_label="skip").read_splits({name: [LABELED]})[name]
         assert (split.texts, split.labels, split.rows) == ([TEXTS[::2]], ["a", "b"], [1, 3])
-        assert f"({name}): 2 of 4 rows have no label in column 'label': 2, 4. They are left out." in caplog.text
+        assert f"({name}): {problem} They are left out." in caplog.text
     caplog.clear()
     split = TextClassification().read_splits({"test": [LABELED]})["test"]
     assert split.texts == [TEXTS] and not split.labeled
-    assert "2, 4. The rows are predicted, but not scored." in caplog.text
+    assert f"{problem} The rows are predicted, but not scored." in caplog.text
     with pytest.raises(InputError, match=r"4 of 4 rows have no label in column 'label': 1, 2, 3, 4\. Add labels\.$"):
         unlabeled = LABELED.remove_columns("label")
         TextClassification(on_missing_label="skip").read_splits({"train": [unlabeled]})
@@ -303,18 +292,16 @@ def test_labels_of_minus_one_are_hidden_unless_training_has_them(known, value, l
     assert splits["test"].labeled == (splits["test"].references is not None) == labeled
     if not labeled:
         splits = task.read_splits({"train": [train], "validation": [hidden]})
-        with pytest.raises(
-            InputError, match=r"\(validation\): every label is -1\. Add labels, or pass .* --test_file"
-        ):
+        with pytest.raises(InputError, match=r"\(validation\): every label is -1\. Add labels, or pass .* --test_"):
             task.choose_labels(splits, SnugBertConfig())
 
 
-@pytest.mark.parametrize("labels", [["neg", "pos"], ["-1", "1"]])
-def test_without_training_the_checkpoint_decides_whether_minus_one_is_a_label(labels):
-    task = TextClassification()
-    splits = task.read_splits({"test": [Dataset.from_dict({"text": TEXTS, "label": [-1] * 4})]})
-    task.choose_labels(splits, SnugBertConfig(id2label=dict(enumerate(labels))))
-    assert splits["test"].labeled == ("-1" in labels)
+def test_without_training_the_checkpoint_decides_whether_minus_one_is_a_label():
+    for labels in (["neg", "pos"], ["-1", "1"]):
+        task = TextClassification()
+        splits = task.read_splits({"test": [Dataset.from_dict({"text": TEXTS, "label": [-1] * 4})]})
+        task.choose_labels(splits, SnugBertConfig(id2label=dict(enumerate(labels))))
+        assert splits["test"].labeled == ("-1" in labels)
 
 
 def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
