@@ -6,7 +6,6 @@ import pytest
 import sklearn.metrics
 from scipy.stats import pearsonr, spearmanr
 
-from snugbert.errors import InputError
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.metrics import TaskMetric
 
@@ -98,8 +97,3 @@ def test_evaluate_adds_batches_and_combines_metrics(tmp_path):
     metrics = combined.compute(predictions=predictions, references=references)
     del metrics["combined_score"]
     assert metrics == {**at_once, **compute("cola", predictions, references)}
-
-
-def test_unknown_task():
-    with pytest.raises(InputError, match=r"--task_name: .*imdb"):
-        metric("imdb")
