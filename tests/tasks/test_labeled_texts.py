@@ -154,22 +154,14 @@ def test_files_and_datasets_give_the_same_features(tmp_path):
 
 def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
     rows = [("the film", ["b", "a"]), ("a plot", []), ("the scene", ["c"])]
-    write_csv(tmp_path / "a.csv", [{"id": 1, "text": text, "topics": " | ".join(labels)} for text, labels in rows])
-    listed = [{"topics": labels, "text": text} for text, labels in rows]
+    csv = write_csv(tmp_path / "a.csv", [{"text": text, "topics": " | ".join(labels)} for text, labels in rows])
+    listed = [{"text": text, "topics": labels} for text, labels in rows]
     (tmp_path / "a.json").write_text(json.dumps(listed))
-    (tmp_path / "folder").mkdir()
-    features = Features({"text": Value("string"), "topics": List(ClassLabel(names=["a", "b", "c"]))})
-    Dataset.from_list(listed, features=features).to_parquet(tmp_path / "folder" / "train.parquet")
-
+    classes = Dataset.from_list(listed).cast_column("topics", List(ClassLabel(names=["a", "b", "c"])))
     tokenizer = SnugBertTokenizer(vocab=VOCABULARY)
-    for source in (
-        {"train_file": str(tmp_path / "a.csv"), "label_separator": "|", "text_column_names": "text"},
-        {"train_file": str(tmp_path / "a.json")},
-        {"dataset_name": str(tmp_path / "folder")},
-    ):
-        arguments = GlueDataArguments(**source, label_column_name="topics")
-        splits = load_splits(arguments, ("train",), cache_dir=str(tmp_path / "cache"))
-        labels, features = encode(splits, tokenizer)
+    for data, separator in ((csv, "|"), (tmp_path / "a.json", None), (classes, None)):
+        task = TextClassification(label_column_name="topics", label_separator=separator)
+        labels, features = encode(task.read_splits({"train": [data]}), tokenizer)
         assert labels == ["a", "b", "c"]
         assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
         assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
@@ -196,13 +188,11 @@ CHINESE = [
 FEW = ["new", "new", "old", "new"]
 CODES = {
     "number": ["1", "-2.5", "1e3", "4 711"],
-    "price": ["12,99 \u20ac", "$5", "7 EUR", "50%"],
     "customer": ["K-00017", "K-00018", "ORD_19", "#20"],
     "hash": ["550e8400-e29b-41d4", "f47ac10b-58cc", "9b2d7c11", "0a1b2c3d"],
     "iso": ["2024-01-05", "2024-01-05 10:00:00", "2024-01-05T10:00:00+01:00", "2024-01-05T10:00:00Z"],
     "date": ["January 5, 2024", "Mon, 05 Jan 2024 10:00:00 GMT", "Fri Jan  5 10:00:00 CET 2024", "1/5/2024 10:00 AM"],
     "\u65e5\u671f": [f"2024\u5e741\u6708{day}\u65e5" for day in range(5, 9)],
-    "url": ["https://example.org/late-parcel", "http://a.de/b", "https://example.org/", "shop.de/a"],
     "mail": ["anna@example.org", "ben@example.org", "cem@example.org", "dora@example.org"],
     "phone": ["+49 30 123456", "030 1234", "(0151) 4711", "555-1234"],
     "customer_id": NAMES,
@@ -218,7 +208,6 @@ CODES = {
     [
         *(({name: cells, "nachricht": SHORT}, "nachricht", "") for name, cells in CODES.items()),
         ({"ticket_id": NAMES, "created": CODES["iso"], "message": TEXTS}, "message", ""),
-        ({"status": FEW, "a": SHORT}, "a", ""),
         ({"text": ["iPhone 12", "Galaxy S21", "\ubc30\uc1a1 3\uc77c", "call 0800 now 24"]}, "text", ""),
         ({"content": FEW, "article": TEXTS}, "article", ""),
         ({"priority": ["medium"] * 4, "words": ["hi", "help", "bye", "hi"]}, "words", ""),
@@ -227,7 +216,6 @@ CODES = {
         ({"\u65e5\u671f": CODES["\u65e5\u671f"], "\u5185\u5bb9": CHINESE}, "\u5185\u5bb9", ""),
         ({"n": CODES["number"], "sms": ["Win 1000 now, call 0800", "Text 87121 to win cash", "ok", ""]}, "sms", ""),
         ({"id": NAMES, "Question": SHORT, "Answer": TEXTS, "note": TEXTS}, "Question Answer", ""),
-        ({"genre": TEXTS, "premise": TEXTS, "hypothesis": SHORT}, "premise hypothesis", ""),
         ({"qid1": CODES["number"], "question1": SHORT, "question2": TEXTS}, "question1 question2", ""),
         ({"sentence1": SHORT, "sentence2": TEXTS, "sentence1_parse": TEXTS}, "sentence1 sentence2", ""),
         ({"text": TEXTS, "left": SHORT, "right": SHORT}, "left right", ""),  # the checkpoint's columns
@@ -322,10 +310,6 @@ LABELED_ROW = '{"sentence": "a", "label": 1}\n'
     [
         ("a.json", "", r"a\.json: no examples"),
         ("a.csv", "sentence,label\n", r"a\.csv: no examples"),
-        ("a.tsv", "sentence\tlabel\na\tyes\nb\n", r"a\.tsv, row 3: expected 2 columns, found 1"),
-        ("a.txt", "a\tyes\n", r"a\.txt: unknown suffix\. Use \.tsv, \.csv, \.json or \.jsonl"),
-        ("a.jsonl", LABELED_ROW + '{"sentence"\n', r"a\.jsonl, row 2: not JSON"),
-        ("a.jsonl", LABELED_ROW + "7\n", r"a\.jsonl, row 2: expected a JSON object, found a int"),
         ("a.jsonl", LABELED_ROW + '{"text": "b", "label": 1}', r"row 2: no text in column 'sent"),
         ("a.jsonl", LABELED_ROW + '{"sentence": "b", "label": [0]}', r"row 2: single labels and lists of labels are"),
         ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict\. Expected text or a number"),

@@ -54,7 +54,6 @@ def test_labels_of_your_own_data(tmp_path):
     assert labels([0.5, 2.25, 0.5], regression=False) == (["0.5", "2.25"], [0, 1, 0])
     assert labels(["3.5", "none", "3.6", "none"]) == (["3.5", "3.6", "none"], [0, 2, 1, 2])
     assert labels([1, 2, "n/a"]) == (["1", "2", "n/a"], [0, 1, 2])
-    assert labels(["nan", "inf"]) == (["inf", "nan"], [1, 0])
     assert labels([True, False]) == (["False", "True"], [1, 0])
     with pytest.raises(InputError, match=r"row 3: the label 'n/a' is not a number, but most labels are\. .* --do_reg"):
         labels([0.5, 1, "n/a", 0.5, "?"])
@@ -64,7 +63,6 @@ def test_labels_of_your_own_data(tmp_path):
             labels(values)
     assert labels(["3,5", "n/a", "2,5", "?"]) == (["2,5", "3,5", "?", "n/a"], [1, 3, 0, 2])
     assert labels(["2", "3,5"], regression=False) == (["2", "3,5"], [0, 1])
-    assert labels(["2,x", "3,5"]) == (["2,x", "3,5"], [0, 1])
     with pytest.raises(InputError, match=r"row 2: 'n/a' is not a finite number"):
         labels([0.5, "n/a"], regression=True)
 
@@ -191,17 +189,14 @@ def test_the_labels_of_a_teacher(model, data, expected, caplog):
 
 def test_a_model_of_another_task_is_not_scored():
     """Without this, its labels would count as the labels of the task, in any order."""
-    rows = Dataset.from_dict({"sentence": ["a"], "label": [1]})
-    for model, right in ((["POS", "NEG"], None), (["Positive", "negative"], [0]), (["LABEL_0", "LABEL_1"], [1])):
-        task, config = TextClassification(task_name="sst2"), SnugBertConfig(id2label=dict(enumerate(model)))
-        splits = task.read_splits({"validation": [rows]})
-        if right is None:
-            message = "The labels of the model are POS, NEG, but SST-2 has negative, positive. Choose a model of"
-            with pytest.raises(InputError, match=message):
-                task.choose_labels(splits, config)
-        else:
-            task.choose_labels(splits, config)
-            assert splits["validation"].references.tolist() == right
+    data = {"validation": [Dataset.from_dict({"sentence": ["a"], "label": [1]})]}
+    for model, right in ((["Positive", "negative"], [0]), (["LABEL_0", "LABEL_1"], [1])):
+        task = TextClassification(task_name="sst2")
+        splits = task.read_splits(data)
+        task.choose_labels(splits, SnugBertConfig(id2label=dict(enumerate(model))))
+        assert splits["validation"].references.tolist() == right
+    with pytest.raises(InputError, match="The labels of the model are POS, NEG, but SST-2 has negative, positive"):
+        task.choose_labels(task.read_splits(data), SnugBertConfig(id2label={0: "POS", 1: "NEG"}))
 
 
 @pytest.mark.parametrize(
