@@ -112,10 +112,9 @@ def test_whole_texts_are_compared_after_normalization(caplog):
     ]
     rows = {name: label_texts(texts) for name, texts in TEXTS.items()}
     assert count_copies(TextClassification(max_seq_length=8), rows) == expected
-    logged = [record for record in caplog.records if "cop" in record.getMessage()]
-    assert [record.getMessage().partition(". ")[0].rstrip(".") + "." for record in logged] == expected
     # Python shows warnings only.
-    assert [record.levelname for record in logged] == ["INFO", *["WARNING"] * 4]
+    levels = [record.levelname for record in caplog.records if "cop" in record.getMessage()]
+    assert levels == ["INFO", *["WARNING"] * 4]
 
 
 def test_unlabeled_examples_are_training_examples():

@@ -167,15 +167,6 @@ def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
         assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
 
 
-def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
-    texts, ages = ["2012", "a good year", "a bad year"], [31, "", 47.5]
-    rows = [{"age": age, "old": "", "text": text, "label": "x"} for age, text in zip(ages, texts, strict=True)]
-    lines = [json.dumps({**row, "age": row["age"] or None, "old": None}) for row in rows]
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    for file in (write_csv(tmp_path / "train.csv", rows), tmp_path / "train.jsonl"):
-        assert load_splits(GlueDataArguments(train_file=str(file)), ("train",))["train"].texts == [texts]
-
-
 NAMES = ["Anna Schmidt", "Ben Maier", "Cem Huber", "Dora Adams"]
 TEXTS = ["the parcel never came", "5 days late, 2 calls, and no refund", "thank you", "who answers my calls"]
 SHORT = ["late parcel", "refund", "thanks", "no answer"]
@@ -209,6 +200,7 @@ CODES = {
         *(({name: cells, "nachricht": SHORT}, "nachricht", "") for name, cells in CODES.items()),
         ({"ticket_id": NAMES, "created": CODES["iso"], "message": TEXTS}, "message", ""),
         ({"text": ["iPhone 12", "Galaxy S21", "\ubc30\uc1a1 3\uc77c", "call 0800 now 24"]}, "text", ""),
+        ({"age": [31, "", 47.5, None], "old": [""] * 4, "a": ["2012", *TEXTS[1:]]}, "a", ""),
         ({"content": FEW, "article": TEXTS}, "article", ""),
         ({"priority": ["medium"] * 4, "words": ["hi", "help", "bye", "hi"]}, "words", ""),
         ({"Title": TEXTS, "Text": SHORT}, "Text", "Title"),
@@ -309,7 +301,6 @@ LABELED_ROW = '{"sentence": "a", "label": 1}\n'
     ("name", "content", "message"),
     [
         ("a.json", "", r"a\.json: no examples"),
-        ("a.csv", "sentence,label\n", r"a\.csv: no examples"),
         ("a.jsonl", LABELED_ROW + '{"text": "b", "label": 1}', r"row 2: no text in column 'sent"),
         ("a.jsonl", LABELED_ROW + '{"sentence": "b", "label": [0]}', r"row 2: single labels and lists of labels are"),
         ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict\. Expected text or a number"),

@@ -17,11 +17,6 @@ from snugbert.tasks.question_windows import find_max_context, make_question_wind
 from snugbert.tasks.task_arguments import SquadDataArguments
 
 
-@pytest.fixture(scope="module")
-def tokenizer(minilm) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(minilm)
-
-
 def run_qa_features(question: Question, tokenizer: PreTrainedTokenizerBase, length: int, overlap: int) -> list[dict]:
     """Windows and answer positions of a question from the tokenizer's own truncation, token by token."""
     encoded = tokenizer(
@@ -82,21 +77,15 @@ def assert_windows_equal_truncation(tokenizer, number, length, overlap, data_dir
     file = data_dir / "squad" / "dev-v2.0-half.jsonl.gz"
     questions = random.Random(1).sample(read_questions(file, "dev"), number)
     windows = make_question_windows(questions, tokenizer, length, overlap, max_query_length=length, training=True)
-    expected = [
-        (number, feature)
-        for number, question in enumerate(questions)
-        for feature in run_qa_features(question, tokenizer, length, overlap)
-    ]
-    assert windows.question_indices.tolist() == [number for number, _ in expected]
-    assert windows.context_offsets.tolist() == [feature["first"] for _, feature in expected]
+    by_question = [run_qa_features(question, tokenizer, length, overlap) for question in questions]
+    assert windows.question_indices.tolist() == [number for number, parts in enumerate(by_question) for _ in parts]
+    expected = [feature for parts in by_question for feature in parts]
+    assert windows.context_offsets.tolist() == [feature["first"] for feature in expected]
     names = [*tokenizer.model_input_names, "start_positions", "end_positions"]
-    assert windows.inputs[:] == {name: [feature[name] for _, feature in expected] for name in names}
-    offsets = [
-        list(zip(*map(np.ndarray.tolist, pair), strict=True))
-        for pair in zip(windows.char_starts, windows.char_ends, strict=True)
-    ]
-    assert offsets == [feature["offsets"] for _, feature in expected]
-    assert sum(feature["start_positions"] > 0 for _, feature in expected) > number // 3
+    assert windows.inputs[:] == {name: [feature[name] for feature in expected] for name in names}
+    for starts, ends, feature in zip(windows.char_starts, windows.char_ends, expected, strict=True):
+        assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == feature["offsets"]
+    assert sum(feature["start_positions"] > 0 for feature in expected) > number // 3
 
 
 def test_every_answer_is_in_a_window(data_dir, tokenizer):

@@ -323,5 +323,3 @@ def test_lists_of_words_and_texts_are_predicted_together(tokenizer):
     tagging.labels = ["O", "NOUN", "VERB"]
     found = tagging.to_columns(split, tagging.decode(logits, split, windows))[1]["entities"]
     assert [(part["type"], part["text"]) for part in found] == [("NOUN", "Jo"), ("VERB", "Li")]
-    with pytest.raises(InputError, match="no list of texts in column 'text'"):
-        tagging.read({"text": ["a", 1]}, ["text"])
