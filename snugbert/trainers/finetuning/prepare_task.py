@@ -23,7 +23,6 @@ from snugbert.families.loading import (
     load_config,
     load_model,
     load_tokenizer,
-    remember_text_columns,
     remember_windows,
 )
 from snugbert.families.reading import HEADS_BY_CLASS
@@ -142,7 +141,7 @@ def prepare_task(
     training = [splits[name] for name in ("train", "unlabeled") if name in splits]
     if training and not model_args.is_teacher:
         choose_learning_rate(config, args, task.paper_learning_rate)
-        remember_text_columns(config, task.text_columns(splits))
+        config.text_columns = list(task.text_columns(splits))
         forget_decisions(config)
     elif given is None:  # a model in memory was checked above
         _check_head(config, task.head, model_args)
