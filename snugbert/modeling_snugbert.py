@@ -1117,7 +1117,8 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
                 nsp_logits, next_sentence_label, num_sequences_in_batch, NSP_CLASSES, "next_sentence_label"
             )
             if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
-                nsp_loss = _divide_loss(nsp_loss * num_labeled, num_labeled, num_items_in_batch)  # weight: share of tokens
+                # The weight is the batch's share of tokens.
+                nsp_loss = _divide_loss(nsp_loss * num_labeled, num_labeled, num_items_in_batch)
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return SnugBertForPreTrainingOutput(
             loss=sum(losses[1:], losses[0]) if losses else None,

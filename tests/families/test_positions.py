@@ -4,7 +4,6 @@ import json
 
 import family_checkpoints
 import numpy as np
-import pretraining_command
 import pytest
 import torch
 import torch.nn.functional as F
@@ -100,29 +99,6 @@ def test_a_real_bert(tmp_path, minilm, capsys):
     assert torch.equal(after[:512], before)
     similarity = F.cosine_similarity(continue_rows(before[:384], 128), before[384:]).mean()
     assert similarity > 0.7 > 0.1 > F.cosine_similarity(before[:128], before[384:]).mean()
-
-
-def test_continued_pretraining(tmp_path, data_dir):
-    """A run in two phases on the extended checkpoint trains every position."""
-    source = family_checkpoints.write_checkpoint(tmp_path / "source", "bert", max_position_embeddings=BEFORE)
-    convert_model(source, tmp_path / "long", "snugbert", max_position_embeddings=AFTER)
-    flags = {
-        "model_name_or_path": tmp_path / "long",
-        "train_file": data_dir / "sample_text/sample_text.txt",
-        "objective": "mlm",
-        "phases": f"{BEFORE}:50%,{AFTER}:50%",
-        "max_seq_length": AFTER,
-        "max_steps": 4,
-        "per_device_train_batch_size": 4,
-        "use_cpu": True,
-        "output_dir": tmp_path / "run",
-    }
-    assert pretraining_command.run(flags) == 0
-    before, after = (
-        load_file(folder / "model.safetensors")["bert.embeddings.position_embeddings.weight"]
-        for folder in (tmp_path / "long", tmp_path / "run")
-    )
-    assert (before != after).any(1).all()  # all positions were trained
 
 
 @pytest.mark.parametrize(

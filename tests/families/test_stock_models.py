@@ -222,22 +222,6 @@ def test_the_declared_class_may_be_a_siblings(tmp_path):
     assert convert_model(source, tmp_path / "out", "camembert").model_class == "CamembertForTokenClassification"
 
 
-@pytest.mark.parametrize(
-    ("family", "head"), [("electra", "ForReplacedTokenDetection"), ("camembert", "ForSequenceClassification")]
-)
-def test_half_precision_and_shards(tmp_path, family, head):
-    """It does not matter which of the two conversions rounds the weights."""
-    source = write_stock(tmp_path / "source", family, head)
-    done = convert_model(source, tmp_path / "half", "snugbert", dtype=torch.bfloat16, max_shard_size="20KB")
-    assert done.files > 1 and done.dtype == "bfloat16"
-    convert_model(tmp_path / "half", tmp_path / "back", family)
-    convert_model(source, tmp_path / "ours", "snugbert")
-    convert_model(tmp_path / "ours", tmp_path / "rounded", family, dtype=torch.bfloat16)
-    assert_same_files(tmp_path / "back", tmp_path / "rounded")
-    weights = read(tmp_path / "back")[0]
-    assert all(torch.equal(weights[name], tensor.bfloat16()) for name, tensor in read(source)[0].items())
-
-
 RELATIVE = {"position_embedding_type": "relative"}
 
 
