@@ -381,15 +381,12 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         if self.labels is None:
             raise InputError(f"{flag} needs classes. This task predicts numbers. Remove {flag}.")
         several = self.problem == "multi_label_classification"
-        fitting = LABEL_SET_METRICS if several else BINARY_METRICS
-        if metric is not None and not several and len(self.labels) != 2:
-            raise InputError(
-                "--tune_thresholds needs two classes, or several labels per example. These data have "
-                f"{len(self.labels)} classes and one label per example. Remove --tune_thresholds."
-            )
+        fitting = LABEL_SET_METRICS if several else BINARY_METRICS if len(self.labels) == 2 else ()
         if metric not in (None, *fitting):
-            kind = "several labels per example" if several else "two classes"
-            raise InputError(f"--tune_thresholds {metric}: the data have {kind}. Choose one of {', '.join(fitting)}.")
+            raise InputError(
+                f"--tune_thresholds {metric} does not fit these data. {' and '.join(BINARY_METRICS)} need two classes. "
+                f"{', '.join(LABEL_SET_METRICS)} needs several labels per example. Choose another metric."
+            )
 
     def choose_decisions(self, split: TextSplit, logits: Logits) -> Decisions:
         """Chooses thresholds and a temperature on labeled examples.

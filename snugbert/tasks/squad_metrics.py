@@ -146,17 +146,10 @@ def score_v2(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, fl
 
 
 def _sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sums exact match and F1 of SQuAD v2.0 at every threshold.
+    """Returns all thresholds, and the sums of exact match and F1 if larger odds mean "". *Shape:* (N + 1,) each
 
-    As in the official script, questions with equal odds count as separate thresholds, in their order.
-
-    `counts`: how often each question counts. *Shape:* (N,)
-
-    Returns:
-        Thresholds in ascending order, and the sums of exact match and F1 (from 0 to 1) if questions with larger odds
-        are answered with "". At the first threshold, every answer is "". The official script calls this threshold
-        0.0.
-        *Shape:* (N + 1,) each
+    As in the official script, the first threshold, at which every answer is "", is 0.0. Questions with equal odds
+    count as separate thresholds, in their order.
     """
     odds, has_answer, _, _, exact_changes, f1_changes = rows.T
     order = np.argsort(odds, kind="stable")
