@@ -384,8 +384,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         fitting = LABEL_SET_METRICS if several else BINARY_METRICS if len(self.labels) == 2 else ()
         if metric not in (None, *fitting):
             raise InputError(
-                f"--tune_thresholds {metric} does not fit these data. {' and '.join(BINARY_METRICS)} need two classes. "
-                f"{', '.join(LABEL_SET_METRICS)} needs several labels per example. Choose another metric."
+                f"--tune_thresholds {metric} does not fit these data. f1 and accuracy need two classes, and macro_f1 "
+                "needs several labels per example. Choose another metric."
             )
 
     def choose_decisions(self, split: TextSplit, logits: Logits) -> Decisions:

@@ -200,7 +200,5 @@ def test_a_token_is_on_the_line_of_its_id(tmp_path):
     assert not (tmp_path / "gaps" / "vocab.txt").exists()
 
 
-
-
 def test_the_help_names_all_sizes():
     assert SIZE_NAMES == tuple(SIZES)
