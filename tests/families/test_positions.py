@@ -1,4 +1,4 @@
-"""Checkpoints with more positions: short texts, long texts, files, continued pretraining, and refused requests."""
+"""Checkpoints with more positions: short texts, long texts, files, and refused requests."""
 
 import json
 

@@ -76,7 +76,6 @@ def test_a_student_equals_its_teacher_without_the_other_layers(family, head, tmp
         (12, 6, "spread", [0, 2, 4, 7, 9, 11]),  # as in `extract.py` of DistilBERT
         (6, 3, "spread", [0, 2, 5]),
         (12, 1, "spread", [0]),
-        (4, 4, "spread", [0, 1, 2, 3]),
         (12, 3, "first", [0, 1, 2]),
         (12, 3, "last", [9, 10, 11]),
         (12, 3, "1, 5,11", [1, 5, 11]),
