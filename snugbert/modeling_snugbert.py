@@ -684,7 +684,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
-def _mean(
+def _divide_loss(
     loss_sum: torch.Tensor, count: int | torch.Tensor, num_items_in_batch: int | torch.Tensor | None
 ) -> torch.Tensor:
     """Divides a loss by `num_items_in_batch`, or by `count` if it is None.
@@ -710,7 +710,7 @@ def _classification_loss(
     Args:
         logits: *Shape:* (..., classes)
         labels: *Shape:* (...)
-        num_items_in_batch: see [`_mean`].
+        num_items_in_batch: see [`_divide_loss`].
         size_name: the option that sets the number of classes, for error messages.
         name: the argument name of the labels, for error messages.
     """
@@ -719,7 +719,7 @@ def _classification_loss(
     check_range(name, labels, logits.shape[-1], size_name, ignored=IGNORE_INDEX)
     labels = labels.flatten().long()
     loss_sum = F.cross_entropy(upcast(logits.flatten(0, -2)), labels, ignore_index=IGNORE_INDEX, reduction="sum")
-    return _mean(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
+    return _divide_loss(loss_sum, (labels != IGNORE_INDEX).sum(), num_items_in_batch)
 
 
 def has_hooks(modules: Iterable[nn.Module]) -> bool:
@@ -1110,14 +1110,15 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
         outputs, logits, mlm_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
         nsp_logits = self.cls.seq_relationship(outputs.pooler_output)
 
-        mlm_loss = None if mlm_sum is None else _mean(mlm_sum, num_labeled, num_items_in_batch)
+        mlm_loss = None if mlm_sum is None else _divide_loss(mlm_sum, num_labeled, num_items_in_batch)
         nsp_loss = None
         if next_sentence_label is not None:
             nsp_loss = _classification_loss(
                 nsp_logits, next_sentence_label, num_sequences_in_batch, NSP_CLASSES, "next_sentence_label"
             )
             if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
-                nsp_loss = _mean(nsp_loss * num_labeled, num_labeled, num_items_in_batch)  # weight: share of tokens
+                # The weight is the batch's share of tokens.
+                nsp_loss = _divide_loss(nsp_loss * num_labeled, num_labeled, num_items_in_batch)
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return SnugBertForPreTrainingOutput(
             loss=sum(losses[1:], losses[0]) if losses else None,
@@ -1167,7 +1168,7 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels)
         outputs, logits, loss_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
         return MaskedLMOutput(
-            loss=None if loss_sum is None else _mean(loss_sum, num_labeled, num_items_in_batch),
+            loss=None if loss_sum is None else _divide_loss(loss_sum, num_labeled, num_items_in_batch),
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
@@ -1282,7 +1283,7 @@ class SnugBertForReplacedTokenDetection(SnugBertPreTrainedModel):
             is_labeled = token_labels != IGNORE_INDEX
             targets, scores = token_labels.clamp(min=0), upcast(logits)
             losses = F.binary_cross_entropy_with_logits(scores, targets.to(scores.dtype), reduction="none")
-            loss = _mean(losses.masked_fill(~is_labeled, 0).sum(), is_labeled.sum(), num_items_in_batch)
+            loss = _divide_loss(losses.masked_fill(~is_labeled, 0).sum(), is_labeled.sum(), num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss,
             logits=batch.scatter(logits),
@@ -1430,7 +1431,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
         loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
         scores = upcast(logits)[:first_padding]  # -100 would be a number, not a label to ignore
         targets = labels.view(logits.shape)[:first_padding].to(scores.dtype)
-        return _mean(loss(scores, targets, reduction="sum"), targets.numel(), num_items_in_batch)
+        return _divide_loss(loss(scores, targets, reduction="sum"), targets.numel(), num_items_in_batch)
 
 
 class SnugBertForMultipleChoice(SnugBertPreTrainedModel):

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 import snugbert
-from snugbert import kernels_snugbert
 from snugbert.families.reading import CLASSES, STOCK_NAMES
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.kernels_snugbert import SnugBertDropout
@@ -43,12 +42,7 @@ DEBERTA_V3 = {
     "relative_attention": True,
     "share_att_key": True,
 }
-READS_FIRST_TOKEN = (
-    "Model",
-    "ForNextSentencePrediction",
-    "ForSequenceClassification",
-    "ForMultipleChoice",
-)
+READS_FIRST_TOKEN = ("Model", "ForNextSentencePrediction", "ForSequenceClassification", "ForMultipleChoice")
 
 
 def stock_class(family: str, head: str) -> type[transformers.PreTrainedModel]:
@@ -178,10 +172,7 @@ def test_outputs_and_gradients_equal_transformers(tmp_path, family, head, fields
     expected["packed"] = expected["left"] = expected["right"]
     if head not in READS_FIRST_TOKEN and (family, head) != ("bert", "ForPreTraining"):
         expected["left"] = run(stock, left, left_mask)
-    elif family in (
-        "bert",
-        "electra",
-    ):  # their positions count padding, so that the first token of `left` has a later one
+    elif family in ("bert", "electra"):  # their positions count padding, so the first token of `left` has a later one
         left["position_ids"] = left["attention_mask"].cumsum(-1).sub(1).clamp(min=0)
     packed_inputs = packed(right)
     if family not in ("bert", "electra"):
@@ -290,11 +281,7 @@ def test_auto_model_for_pretraining_opens_the_discriminator(tmp_path):
         ("xlm-roberta", {"is_decoder": True}, "SnugBERT is an encoder"),
         ("electra", {"add_cross_attention": True}, "SnugBERT is an encoder"),
         ("camembert", {"pad_token_id": None}, "RoBERTa's positions start after this id"),
-        (
-            "electra",
-            {"summary_type": "mean", "architectures": ["ElectraForMultipleChoice"]},
-            "multiple choice head reads the first token",
-        ),
+        ("electra", {"summary_type": "mean", "architectures": ["ElectraForMultipleChoice"]}, "reads the first token"),
         ("deberta-v2", {}, "`relative_attention` False is not supported"),
         ("deberta-v2", DEBERTA_V3 | {"pos_att_type": "c2p"}, r"Expected \['c2p', 'p2c'\], as in all"),
         ("deberta-v2", DEBERTA_V3 | {"conv_kernel_size": 3}, "`conv_kernel_size` 3 is not supported"),
@@ -327,7 +314,7 @@ def test_buckets_beyond_their_distance_equal_transformers(tmp_path):
         assert_close({"logits": ours(ids).logits}, {"logits": stock(ids).logits}, 1e-5)
 
 
-def test_relative_positions_in_every_implementation(tmp_path, monkeypatch):
+def test_relative_positions_in_every_implementation(tmp_path):
     """Attention implementations, masks of scores, compilation and gradient checkpointing: equal outputs and gradients.
 
     Sequences have up to 200 tokens, more than `max_position_embeddings`, so that every bucket occurs.
@@ -353,10 +340,8 @@ def test_relative_positions_in_every_implementation(tmp_path, monkeypatch):
     additive = torch.zeros(score_mask.shape, dtype=torch.float64).masked_fill(score_mask == 0, minimum)
     compiled = torch.compile(models["sdpa"], backend="aot_eager")
     checkpointed = copy.deepcopy(models["sdpa"]).train()
-    enable = (
-        getattr(checkpointed, "activation_checkpointing_enable", None) or checkpointed.gradient_checkpointing_enable
-    )
-    enable({"use_reentrant": True})
+    new_name = getattr(checkpointed, "activation_checkpointing_enable", None)
+    (new_name or checkpointed.gradient_checkpointing_enable)({"use_reentrant": True})
     runs = {
         "padded": (models["sdpa"], inputs),
         "eager": (models["eager"], inputs),
@@ -367,23 +352,15 @@ def test_relative_positions_in_every_implementation(tmp_path, monkeypatch):
         "compiled": (compiled, packed(inputs)),
         "checkpointed": (checkpointed, inputs),
     }
-    calls = []
-
-    def grouped_attention(*args, **kwargs):
-        calls.append(name)
-        return kernels_snugbert.grouped_attention(*args, **kwargs)
-
-    monkeypatch.setattr("snugbert.modeling_snugbert.grouped_attention", grouped_attention)
     for name, (model, batch) in runs.items():
         with acting_as_gpu() if name == "GPU" else nullcontext():
             outputs, gradients = run(model, batch)
         gradients = {key.removeprefix("_orig_mod."): one for key, one in gradients.items()}
         del gradients["bert.embeddings.word_embeddings.weight"]
         assert_close({"loss": outputs["loss"], **gradients}, expected, 1e-10)
-    name = "padding within a text"  # it counts in the distances
+    # Padding within a text counts in the distances.
     inputs |= {
         "attention_mask": mask * (torch.arange(200) != 5),
         "labels": labels.index_fill(1, torch.tensor(5), -100),
     }
     assert_close({"loss": models["sdpa"](**inputs).loss}, {"loss": stock(**inputs).loss}, 1e-10)
-    assert set(calls) == {"padded", "packed", "checkpointed"}

@@ -253,16 +253,3 @@ def test_a_roberta_with_a_vocab_txt(tmp_path):
     (source / "bpe.codes").write_text("")
     with pytest.raises(InputError, match=r"source: bpe\.codes, as in BERTweet and PhoBERT, is not supported\."):
         load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))
-
-
-@pytest.mark.slow
-def test_another_class_with_a_spiece_model(tmp_path):
-    """As in Japanese RoBERTas."""
-    source = make_source(tmp_path, "roberta")
-    write_deberta(source, "deberta-v2")
-    (source / "spm.model").rename(source / "spiece.model")
-    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
-    converted = convert_tokenizer(source, tmp_path / "converted", "roberta", "snugbert")
-    loaded = load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))
-    assert type(converted) is type(loaded) is transformers.AlbertTokenizer and len(loaded) > 2000
-    assert converted(read_texts()[:100])["input_ids"] == loaded(read_texts()[:100])["input_ids"]

@@ -3,7 +3,7 @@
 import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -252,17 +252,9 @@ def is_regression(config: PreTrainedConfig) -> bool:
     return config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
 
 
-def remember_text_columns(config: PreTrainedConfig, columns: Iterable[str]) -> None:
-    """Stores the names of the text columns that a model is fine-tuned on, as `text_columns` in its config.json."""
-    config.text_columns = list(columns)
-
-
 def get_text_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the text columns that a model was fine-tuned on, from its config.json. Empty: they are not stored."""
-    names = values.get("text_columns") or []
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"config.json: `text_columns` {names!r:.60} is not a list of names. Remove this entry.")
-    return tuple(names)
+    return tuple(values.get("text_columns") or ())
 
 
 def forget_decisions(config: PreTrainedConfig) -> None:

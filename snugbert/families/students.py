@@ -50,18 +50,12 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
         return list(range(num_student_layers))
     if which == "last":
         return list(range(num_layers - num_student_layers, num_layers))
-    if not re.fullmatch(r"\d+(,\d+)*", which.replace(" ", ""), re.ASCII):
+    is_list = re.fullmatch(r"\d+(,\d+)*", which.replace(" ", ""), re.ASCII)
+    layers = [int(number) for number in which.split(",")] if is_list else []
+    if layers != sorted(set(layers)) or len(layers) != num_student_layers or layers[-1] >= num_layers:
         raise InputError(
-            f"--student_layers: expected {', '.join(LAYER_CHOICES)} or layer numbers such as 0,2,5, not {which!r}."
-        )
-    layers = [int(number) for number in which.split(",")]
-    if layers != sorted(set(layers)) or layers[-1] >= num_layers:
-        raise InputError(
-            f"--student_layers {which}: expected different numbers from 0 to {num_layers - 1} in ascending order."
-        )
-    if len(layers) != num_student_layers:
-        raise InputError(
-            f"--student_layers {which} lists {len(layers)} layers, but --num_student_layers is {num_student_layers}."
+            f"--student_layers {which}: expected {', '.join(LAYER_CHOICES)}, or {num_student_layers} different "
+            f"numbers from 0 to {num_layers - 1} in ascending order, such as 0,2,5."
         )
     return layers
 

@@ -19,13 +19,7 @@ def list_tasks() -> "dict[str, type[Task[Any, Any, Any]]]":
 
     for module in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
-    tasks: dict[str, type[Task[Any, Any, Any]]] = {}
-    for task in Task.__subclasses__():
-        if task.__module__.startswith(f"{__name__}."):
-            other = tasks.setdefault(task.head, task)
-            if other is not task:
-                raise TypeError(f"{other.__name__} and {task.__name__} have the same head, {task.head}.")
-    return tasks
+    return {task.head: task for task in Task.__subclasses__() if task.__module__.startswith(f"{__name__}.")}
 
 
 def find_task(head: str) -> "type[Task[Any, Any, Any]]":

@@ -288,11 +288,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return None if self.args.doc_stride is None else (self.max_length, self.args.doc_stride)
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        """See [`Task`].
-
-        Raises:
-            InputError: `doc_stride` is not less than the tokens of text in a window.
-        """
+        """See [`Task`]."""
         super().use_tokenizer(tokenizer, max_length)
         room, stride = max_length - tokenizer.num_special_tokens_to_add(), self.args.doc_stride
         if stride is not None and stride >= room:
@@ -306,9 +302,6 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
         Labels are in the column `label`: an id, a list of 1.0 and 0.0 for several labels, or a number. With windows,
         a row has a list of windows, and their number in the column `num_windows`.
-
-        Raises:
-            InputError: pairs of texts cannot be cut into windows.
         """
         number, stride = split.num_examples, self.args.doc_stride
         texts = [column[:number] for column in split.texts]
@@ -376,11 +369,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return self.args.calibrate or self.args.tune_thresholds is not None
 
     def check_decisions(self, split: TextSplit | None) -> None:
-        """See [`Task`].
-
-        Raises:
-            InputError: the task predicts numbers, the labels do not fit the metric, or there are too few examples.
-        """
+        """See [`Task`]."""
         if not self.chooses_decisions:
             return
         metric = self.args.tune_thresholds
@@ -392,15 +381,12 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         if self.labels is None:
             raise InputError(f"{flag} needs classes. This task predicts numbers. Remove {flag}.")
         several = self.problem == "multi_label_classification"
-        fitting = LABEL_SET_METRICS if several else BINARY_METRICS
-        if metric is not None and not several and len(self.labels) != 2:
-            raise InputError(
-                "--tune_thresholds needs two classes, or several labels per example. These data have "
-                f"{len(self.labels)} classes and one label per example. Remove --tune_thresholds."
-            )
+        fitting = LABEL_SET_METRICS if several else BINARY_METRICS if len(self.labels) == 2 else ()
         if metric not in (None, *fitting):
-            kind = "several labels per example" if several else "two classes"
-            raise InputError(f"--tune_thresholds {metric}: the data have {kind}. Choose one of {', '.join(fitting)}.")
+            raise InputError(
+                f"--tune_thresholds {metric} does not fit these data. f1 and accuracy need two classes, and macro_f1 "
+                "needs several labels per example. Choose another metric."
+            )
 
     def choose_decisions(self, split: TextSplit, logits: Logits) -> Decisions:
         """Chooses thresholds and a temperature on labeled examples.

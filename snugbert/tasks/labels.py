@@ -58,7 +58,7 @@ def choose_labels(
         labels = list(dict.fromkeys(train.class_names))
     elif train.vector_size:
         has_names = len(checkpoint_labels) == train.vector_size
-        return list(checkpoint_labels) if has_names else _default_names(train)
+        return list(checkpoint_labels) if has_names else [f"LABEL_{i}" for i in range(train.vector_size)]
     elif regression is None and _are_numbers(train):
         return None
     else:
@@ -95,11 +95,6 @@ def _choose_fold(labels: Sequence[str]) -> Callable[[str], str]:
 def _are_default(labels: Sequence[str]) -> bool:
     """Whether the labels of a model are only their ids: 0, 1 or LABEL_0, LABEL_1."""
     return [fold_label(label) for label in labels] == [str(i) for i in range(len(labels))]
-
-
-def _default_names(split: TextSplit) -> list[str]:
-    """Returns transformers' default names for the elements of label vectors."""
-    return [f"LABEL_{i}" for i in range(split.vector_size)]
 
 
 def _list_labels(train: TextSplit, fewest: int) -> list[str]:

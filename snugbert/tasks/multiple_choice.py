@@ -266,9 +266,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         Args:
             values: the row.
             columns: two columns with a text and a list of texts; or columns like SWAG's.
-
-        Raises:
-            InputError: a column is missing or has no text, or there are no choices.
         """
         if len(columns) > 2:
             text, beginning, *endings = (read_text(values, column) for column in columns)

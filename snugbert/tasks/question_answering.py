@@ -151,11 +151,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        """Sets `tokenizer`, `max_length`, the size of a window, and `doc_stride` unless the user chose it.
-
-        Raises:
-            InputError: the task predicts rows, and a window has no more context than it shares with its neighbor.
-        """
+        """Sets `tokenizer`, `max_length`, the size of a window, and `doc_stride` unless the user chose it."""
         super().use_tokenizer(tokenizer, min(max_length, self.args.max_seq_length))
         if self.args.doc_stride is None:
             self.args.doc_stride = choose_stride(self.max_length)
@@ -286,11 +282,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         self.predicts = True
 
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Question:
-        """Returns the question of a row.
-
-        Raises:
-            InputError: the question or the context has no words, or the question is too long.
-        """
+        """Returns the question of a row."""
         question, context = (read_text(values, column) for column in columns)
         tokens = len(self.tokenizer.tokenize(question))
         limit = min(self.args.max_query_length, self._question_limit)

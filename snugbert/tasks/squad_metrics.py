@@ -136,7 +136,7 @@ def score_v2(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, fl
             metrics |= {f"{prefix}exact": _average(exact, chosen), f"{prefix}f1": _average(f1, chosen)}
             if counts is None:
                 metrics[f"{prefix}total"] = int(members.sum())
-    thresholds, *sums = sum_by_threshold(rows, weights)
+    thresholds, *sums = _sum_by_threshold(rows, weights)
     for name, values in zip(("exact", "f1"), sums, strict=True):
         best = int(values.argmax())
         metrics[f"best_{name}"] = float(100.0 * values[best] / weights.sum())
@@ -145,18 +145,11 @@ def score_v2(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, fl
     return metrics
 
 
-def sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sums exact match and F1 of SQuAD v2.0 at every threshold.
+def _sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns all thresholds, and the sums of exact match and F1 if larger odds mean "". *Shape:* (N + 1,) each
 
-    As in the official script, questions with equal odds count as separate thresholds, in their order.
-
-    `counts`: how often each question counts. *Shape:* (N,)
-
-    Returns:
-        Thresholds in ascending order, and the sums of exact match and F1 (from 0 to 1) if questions with larger odds
-        are answered with "". At the first threshold, every answer is "". The official script calls this threshold
-        0.0.
-        *Shape:* (N + 1,) each
+    As in the official script, the first threshold, at which every answer is "", is 0.0. Questions with equal odds
+    count as separate thresholds, in their order.
     """
     odds, has_answer, _, _, exact_changes, f1_changes = rows.T
     order = np.argsort(odds, kind="stable")

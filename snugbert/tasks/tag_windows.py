@@ -154,6 +154,6 @@ def _add_context(first: int, last: int, starts: np.ndarray, room: int) -> tuple[
     free = room - (last - first)
     right = min(max(free // 2, free - (first - starts[0])), starts[-1] - last)
     left = min(free - right, first - starts[0])
-    return starts[np.searchsorted(starts, first - left)], starts[
-        np.searchsorted(starts, last + right, side="right") - 1
-    ]
+    begin = np.searchsorted(starts, first - left)
+    end = np.searchsorted(starts, last + right, side="right") - 1
+    return starts[begin], starts[end]

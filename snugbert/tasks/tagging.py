@@ -114,10 +114,6 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
         If a checkpoint has the same labels, their order is kept, so that its classifier stays valid. Without training
         data, the checkpoint's labels are used.
-
-        Raises:
-            InputError: the training data have only one tag, another split has an entity type that the labels lack, or
-                there are no training data and the checkpoint's labels are not such tags.
         """
         known = list_labels(config) if teacher is None else list(teacher.labels or ())
         labels = known = [*map(add_type, known)] if are_bare(known) else known

@@ -18,6 +18,7 @@ from parity import CONFIG, HEADS, NUM_LABELS, ours_and_stock, ragged_batch
 import snugbert
 from snugbert.errors import InputError
 from snugbert.families.conversion import convert_model
+from snugbert.families.reading import CLASSES
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,8 +37,6 @@ DISTILBERT = {
     "seq_classif_dropout": 0.25,
     "num_labels": NUM_LABELS,
 }
-DISTILBERT_HEADS = [head for head in HEADS if hasattr(transformers, f"DistilBert{head}")]
-DTYPES = (torch.float64, torch.float32)
 TEXT = "The Cats sat on the [MASK], é!"
 
 
@@ -57,58 +56,30 @@ def make_batch(head: str) -> dict[str, torch.Tensor]:
     return {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
 
 
-def difference(expected, model, inputs: dict[str, torch.Tensor], dtype: torch.dtype = DTYPES[0]) -> float:
-    """Largest difference of any output at tokens, relative if outputs are larger than 1."""
+def assert_equal_outputs(expected, model, inputs: dict[str, torch.Tensor], dtypes=(torch.float64, torch.float32)):
+    """Compares all outputs at tokens. Differences are relative if outputs are larger than 1."""
+    tolerances = {torch.float64: 1e-12, torch.float32: 1e-6}
+    real = inputs["attention_mask"].bool()
     expected_inputs = dict(inputs)
     if expected.config.model_type == "distilbert":
         del expected_inputs["token_type_ids"]
-    with torch.no_grad():
-        theirs = expected.to(dtype).eval()(**expected_inputs)
-        ours = model.to(dtype).eval()(**inputs)
-    real = inputs["attention_mask"].bool()
-    largest = 0.0
-    assert theirs.keys() <= ours.keys()
-    for name in theirs:
-        pair = [outputs[name] for outputs in (theirs, ours)]
-        assert pair[0].shape == pair[1].shape
-        if pair[0].dim() == 3 or name in ("start_logits", "end_logits"):
-            pair = [tensor[real] for tensor in pair]
-        largest = max(largest, float((pair[0] - pair[1]).abs().max() / pair[0].abs().max().clamp(min=1)))
-    return largest
+    for dtype in dtypes:
+        with torch.no_grad():
+            theirs = expected.to(dtype).eval()(**expected_inputs)
+            ours = model.to(dtype).eval()(**inputs)
+        for name, value in theirs.items():
+            pair = [value, ours[name]]
+            if value.dim() == 3 or name in ("start_logits", "end_logits"):
+                pair = [tensor[real] for tensor in pair]
+            scale = pair[0].abs().max().clamp(min=1)
+            torch.testing.assert_close(pair[1] / scale, pair[0] / scale, rtol=0, atol=tolerances[dtype])
 
 
 # --- every head -------------------------------------------------------------------------------------------------
 
 
-class Table:
-    """Table of conversions: (from, to) -> heads, and largest differences in float64 and float32."""
-
-    def __init__(self):
-        self.rows = {}
-
-    def add(self, row: tuple[str, str], head: str, *differences: float):
-        heads, *before = self.rows.get(row, ("", 0.0, 0.0))
-        worst = [max(pair) for pair in zip(before, differences, strict=True)]
-        heads = f"{heads}, {head}" if heads else head
-        for name, all_heads in (("all eight", HEADS), ("all six", DISTILBERT_HEADS)):
-            heads = name if heads == ", ".join(all_heads) else heads
-        self.rows[row] = (heads, *worst)
-
-    def __str__(self):
-        lines = ["| from | to | heads | in float64 | in float32 |", "| --- | --- | --- | --- | --- |"]
-        for (source, to), (heads, exact, rounded) in self.rows.items():
-            found = [f"{difference:.0e}" if difference else "0" for difference in (exact, rounded)]
-            lines.append(f"| {source} | {to} | {heads} | {' | '.join(found)} |")
-        return "\n".join(lines)
-
-
 @pytest.fixture(scope="module")
-def table():
-    return Table()
-
-
-@pytest.fixture(scope="module")
-def bert_folders(tmp_path_factory, table) -> Path:
+def bert_folders(tmp_path_factory) -> Path:
     """Every head of SnugBERT converted to BERT."""
     folder = tmp_path_factory.mktemp("bert")
     snugbert.SnugBertTokenizer({piece: i for i, piece in enumerate(PIECES)}, do_lower_case=False).save_pretrained(
@@ -121,7 +92,7 @@ def bert_folders(tmp_path_factory, table) -> Path:
         done = convert_model(folder / "snug" / head, folder / head, "bert")
         assert done.model_class == f"Bert{head}" and done.difference <= 1e-6
         back = getattr(transformers, f"Bert{head}").from_pretrained(folder / head)
-        table.add(("SnugBERT", "BERT"), head, *(difference(ours, back, make_batch(head), dtype) for dtype in DTYPES))
+        assert_equal_outputs(ours, back, make_batch(head))
     return folder
 
 
@@ -165,67 +136,51 @@ def test_the_commands_of_the_page(bert_folders, tmp_path, monkeypatch):
     assert type(names["tokenizer"]) is transformers.BertTokenizer
 
 
-def measure(table: Table, row: tuple[str, str], head: str, source: Path, expected) -> None:
-    """Converts `source`, and adds the difference between the result and the saved model to the table."""
-    to = row[1].lower()
+def check_conversion(source: Path, to: str, head: str, expected) -> None:
+    """Converts `source`, and compares the outputs of the saved model."""
     output = source.parent / f"{source.name}-as-{to}"
     done = convert_model(source, output, to)
     assert done.difference <= 1e-6
-    model_class = getattr(*{"snugbert": (snugbert, f"SnugBert{head}"), "bert": (transformers, f"Bert{head}")}[to])
     options = {"add_pooling_layer": False} if "no pooler" in " ".join(done.notes) else {}
-    model, info = model_class.from_pretrained(output, output_loading_info=True, **options)
+    model, info = CLASSES[to][head].from_pretrained(output, output_loading_info=True, **options)
     assert not any(info.values()), info
-    table.add(row, head, *(difference(expected, model, make_batch(head), dtype) for dtype in DTYPES))
+    assert_equal_outputs(expected, model, make_batch(head))
 
 
-def test_every_head_of_bert_becomes_snugbert(table, tmp_path):
-    for head in HEADS:
-        _, stock = ours_and_stock(head)
-        stock.save_pretrained(tmp_path / head)
-        measure(table, ("BERT", "SnugBERT"), head, tmp_path / head, stock)
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_of_bert_becomes_snugbert(head, tmp_path):
+    _, stock = ours_and_stock(head)
+    stock.save_pretrained(tmp_path / "bert")
+    check_conversion(tmp_path / "bert", "snugbert", head, stock)
 
 
-def test_every_head_of_distilbert_becomes_snugbert_and_some_become_bert(table, tmp_path):
-    for head in DISTILBERT_HEADS:
-        model = distilbert(head)
-        model.save_pretrained(tmp_path / head)
-        measure(table, ("DistilBERT", "SnugBERT"), head, tmp_path / head, model)
-    for head in ("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering"):
-        measure(table, ("DistilBERT", "BERT"), head, tmp_path / head, distilbert(head))
+@pytest.mark.parametrize("head", CLASSES["distilbert"])
+def test_every_head_of_distilbert_becomes_snugbert_and_some_become_bert(head, tmp_path):
+    distilbert(head).save_pretrained(tmp_path / "distilbert")
+    check_conversion(tmp_path / "distilbert", "snugbert", head, distilbert(head))
+    if head not in ("ForSequenceClassification", "ForMultipleChoice"):  # their pooler uses relu
+        check_conversion(tmp_path / "distilbert", "bert", head, distilbert(head))
 
 
-def test_the_tensorflow_release_becomes_snugbert_and_bert(table, tmp_path):
+@pytest.mark.parametrize("to", ["snugbert", "bert"])
+def test_the_tensorflow_release_becomes_snugbert_and_bert(to, tmp_path):
     _, stock = ours_and_stock("ForPreTraining")
     write_tensorflow(tmp_path / "google", tensorflow_variables(stock))
-    for name in ("SnugBERT", "BERT"):
-        measure(table, ("TensorFlow", name), "ForPreTraining", tmp_path / "google", stock)
+    check_conversion(tmp_path / "google", to, "ForPreTraining", stock)
 
 
-def test_a_real_bert_on_real_text(table, tmp_path, minilm, data_dir):
+def test_a_real_bert_on_real_text(tmp_path, minilm, data_dir):
     lines = [line for line in (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines() if line][:6]
     convert_model(minilm, tmp_path / "snug", "snugbert")
     convert_model(tmp_path / "snug", tmp_path / "bert", "bert")
-    inputs = []
-    for folder in (minilm, tmp_path / "snug", tmp_path / "bert"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        inputs.append(dict(tokenizer(lines, padding=True, truncation=True, max_length=64, return_tensors="pt")))
-    for other in inputs[1:]:
-        assert other.keys() == inputs[0].keys() and all(torch.equal(other[name], inputs[0][name]) for name in other)
     stock = transformers.BertModel.from_pretrained(minilm)
-    for row, folder in (
-        (("MiniLM, a real BERT", "SnugBERT"), "snug"),
-        (("MiniLM, from SnugBERT", "BERT"), "bert"),
-    ):
-        model = transformers.AutoModel.from_pretrained(tmp_path / folder)
-        table.add(row, "Model", *(difference(stock, model, inputs[0], dtype) for dtype in DTYPES))
-
-
-def test_the_table_of_conversions(bert_folders, table):
-    """`pytest -s` prints what was measured."""
-    print(f"\n{table}")
-    assert table.rows  # tests of some rows may have been skipped
-    for row, (_, exact, rounded) in table.rows.items():
-        assert exact <= 1e-12 and rounded <= 1e-6, row
+    tokenize = transformers.AutoTokenizer.from_pretrained(minilm)
+    inputs = dict(tokenize(lines, padding=True, truncation=True, max_length=64, return_tensors="pt"))
+    for folder in (tmp_path / "snug", tmp_path / "bert"):
+        tokenize = transformers.AutoTokenizer.from_pretrained(folder)
+        found = dict(tokenize(lines, padding=True, truncation=True, max_length=64, return_tensors="pt"))
+        assert found.keys() == inputs.keys() and all(torch.equal(found[name], inputs[name]) for name in inputs)
+        assert_equal_outputs(stock, transformers.AutoModel.from_pretrained(folder), inputs)
 
 
 # --- forms of files ---------------------------------------------------------------------------------------------
@@ -260,7 +215,7 @@ def test_the_configuration_survives_a_round_trip(tmp_path):
     assert back.dtype == torch.bfloat16
     inputs = make_batch("ForMaskedLM")
     del inputs["token_type_ids"]
-    assert difference(stock.bfloat16(), back, inputs) <= 1e-12
+    assert_equal_outputs(stock.bfloat16(), back, inputs, [torch.float64])
     for name, value in fields.items():
         assert getattr(back.config, name) == value, name
         assert getattr(snugbert.SnugBertConfig.from_pretrained(tmp_path / "snug"), name) == value, name
@@ -275,7 +230,7 @@ def test_sinusoidal_positions_become_weights(tmp_path):
     done = convert_model(tmp_path / "snug", tmp_path / "bert", "bert")
     assert done.notes == ["Sinusoidal positions became weights. Training would change them."]
     back = transformers.BertForTokenClassification.from_pretrained(tmp_path / "bert")
-    assert difference(ours, back, make_batch("ForTokenClassification")) <= 1e-12
+    assert_equal_outputs(ours, back, make_batch("ForTokenClassification"), [torch.float64])
     with pytest.raises(InputError, match=r"would round them\. Add --dtype float32"):
         convert_model(tmp_path / "snug", tmp_path / "half", "bert", dtype=torch.float16)
 
@@ -301,66 +256,38 @@ def test_distilbert_ignores_segments_and_keeps_its_relu(tmp_path):
     assert not (tmp_path / "bert").exists()
 
 
-def test_tokenizers_are_converted(tmp_path):
-    _, stock = ours_and_stock("Model")
-    stock.save_pretrained(tmp_path / "model")
+@pytest.fixture
+def model_folder(tmp_path) -> Path:
+    """A BERT without a tokenizer."""
+    ours_and_stock("Model")[1].save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
 
-    def convert_with(name, write, to="snugbert", **options):
-        folder = shutil.copytree(tmp_path / "model", tmp_path / name)
-        write(folder)
-        done = convert_model(folder, tmp_path / f"{name}-out", to, **options)
-        return done.tokenizer, tmp_path / f"{name}-out"
 
-    def vocabulary(pieces):
-        return lambda folder: (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
+@pytest.mark.parametrize(
+    ("cased", "options", "lowers"), [(True, {}, False), (False, {}, True), (False, {"do_lower_case": False}, False)]
+)
+def test_with_only_a_vocabulary_its_tokens_decide_about_case(cased, options, lowers, model_folder, tmp_path):
+    pieces = [piece for piece in PIECES if cased or piece != "Cat"]
+    (model_folder / "vocab.txt").write_text("\n".join(pieces) + "\n", "utf-8")
+    done = convert_model(model_folder, tmp_path / "out", "snugbert", **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert done.tokenizer == type(tokenizer).__name__ == "SnugBertTokenizer"
+    assert tokenizer.do_lower_case == lowers
+    assert (tmp_path / "out/vocab.txt").read_text("utf-8").split() == pieces
+    assert (tmp_path / "out/tokenization_snugbert.py").exists()
 
-    # With only a vocabulary, text is lowercased if all tokens are lowercase.
-    lower = [piece for piece in PIECES if piece != "Cat"]
-    for name, pieces, options, expected in (
-        ("cased", PIECES, {}, False),
-        ("uncased", lower, {}, True),
-        ("flag", lower, {"do_lower_case": False}, False),
-    ):
-        kind, folder = convert_with(name, vocabulary(pieces), **options)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        assert kind == type(tokenizer).__name__ == "SnugBertTokenizer" and tokenizer.do_lower_case == expected
-        assert (folder / "vocab.txt").read_text("utf-8").split() == pieces
-        assert (folder / "tokenization_snugbert.py").exists()
 
-    def with_own_tokens(folder):
-        tokenizer = transformers.BertTokenizer({piece: i for i, piece in enumerate(PIECES)}, model_max_length=33)
-        tokenizer.add_tokens(["snug"])
-        tokenizer.add_special_tokens({"extra_special_tokens": ["[E1]"]})
-        tokenizer.save_pretrained(folder)
-
-    _, folder = convert_with("own", with_own_tokens)
-    convert_model(folder, tmp_path / "own-bert", "bert")
-    for other in (folder, tmp_path / "own-bert"):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(other)
-        assert tokenizer("snug [E1] cats").input_ids == [2, 12, 13, 6, 10, 3] and tokenizer.model_max_length == 33
-
-    def byte_level(folder):
-        own = transformers.GPT2Tokenizer(vocab={"<|endoftext|>": 0, "h": 1, "i": 2, "hi": 3}, merges=[("h", "i")])
-        transformers.PreTrainedTokenizerFast(tokenizer_object=own.backend_tokenizer).save_pretrained(folder)
-
-    kind, folder = convert_with("bytes", byte_level, to="bert")
-    assert type(transformers.AutoTokenizer.from_pretrained(folder)).__name__ == kind
-    assert transformers.AutoTokenizer.from_pretrained(folder)("hi").input_ids == [3]
-    assert convert_with("none", lambda folder: None)[0] is None
-
-    def settings(**values):
-        return lambda folder: (folder / "tokenizer_config.json").write_text(json.dumps(values))
-
-    for name, values, message in (
-        (
-            "empty",
-            {"tokenizer_class": "BertTokenizer"},
-            "no tokenizer. Expected one of these files: tokenizer.json, vocab.txt",
-        ),
-        ("code", {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}, "needs custom code"),
-    ):
-        with pytest.raises(InputError, match=message):
-            convert_with(name, settings(**values), to="bert")
+def test_other_tokenizers_keep_their_class(model_folder, tmp_path):
+    assert convert_model(model_folder, tmp_path / "none", "bert").tokenizer is None
+    own = transformers.GPT2Tokenizer(vocab={"<|endoftext|>": 0, "h": 1, "i": 2, "hi": 3}, merges=[("h", "i")])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=own.backend_tokenizer).save_pretrained(model_folder)
+    done = convert_model(model_folder, tmp_path / "bytes", "bert")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "bytes")
+    assert type(tokenizer).__name__ == done.tokenizer and tokenizer("hi").input_ids == [3]
+    settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    (model_folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match="needs custom code"):
+        convert_model(model_folder, tmp_path / "code", "bert")
 
 
 def test_the_command_prints_a_summary(tmp_path, capsys):
@@ -369,7 +296,6 @@ def test_the_command_prints_a_summary(tmp_path, capsys):
     arguments = ["convert", str(tmp_path / "snug"), str(tmp_path / "bert"), "--to", "bert", "--dtype", "float16"]
     assert main([*arguments, "--max_shard_size", "50KB"]) == 0
     printed = capsys.readouterr().out
-    assert "(snugbert) to" in printed and "BertForNextSentencePrediction" in printed
     files = list((tmp_path / "bert").glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files) / 1e6
     assert f"{ours.num_parameters():,} parameters in float16, {size:,.1f} MB in {len(files)} files" in printed
@@ -380,8 +306,7 @@ def test_the_command_prints_a_summary(tmp_path, capsys):
     assert main(arguments) == 2
     assert "contains a model (config.json). Choose another folder" in capsys.readouterr().err
     assert main([*arguments, "--overwrite_output_dir"]) == 0
-    files = {file.name for file in (tmp_path / "bert").iterdir()}
-    assert files == {"config.json", "model.safetensors", "mine.md"}
+    assert {file.name for file in (tmp_path / "bert").iterdir()} == {"config.json", "model.safetensors", "mine.md"}
     assert main(["convert", "a", "b", "--to", "bert", "--max_shard_size", "5XB"]) == 2
     assert "expected a size such as 500MB or 5GB, not '5XB'" in capsys.readouterr().err
 

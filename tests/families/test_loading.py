@@ -1,7 +1,6 @@
 """The models and tokenizers that commands open, and what they refuse."""
 
 import json
-import logging
 import re
 
 import pytest
@@ -69,19 +68,11 @@ def test_ids_without_a_token_are_refused_before_text_is_prepared(tmp_path):
 def test_a_missing_or_truncated_weight_file_is_named(sharded):
     assert type(as_in_a_command(sharded)) is snugbert.SnugBertForMaskedLM
     shard = sharded / "model-00002-of-00004.safetensors"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-100])
+    shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(InputError, match=rf"{shard.name}: truncated"):
         as_in_a_command(sharded)
     shard.unlink()
     with pytest.raises(InputError, match=rf"missing 1 of 4 shards: {shard.name}\. Get the"):
-        as_in_a_command(sharded)
-    with pytest.raises(OSError, match=shard.name):
-        snugbert.SnugBertForMaskedLM.from_pretrained(sharded)
-    shard.write_bytes(whole)
-    index = sharded / "model.safetensors.index.json"
-    index.write_text(index.read_text()[:200])
-    with pytest.raises(InputError, match=rf"{index.name} is not JSON"):
         as_in_a_command(sharded)
 
 
@@ -172,7 +163,7 @@ def test_a_missing_weight_of_the_encoder_needs_a_flag(bert_folder, caplog):
     assert torch.equal(model.bert.embeddings.LayerNorm.bias, bert_folder.stock.bert.embeddings.LayerNorm.bias)
 
 
-def test_weights_that_no_head_has_are_listed(tmp_path, caplog, monkeypatch):
+def test_weights_that_no_head_has_are_listed(tmp_path, caplog):
     ours, _ = ours_and_stock("ForTokenClassification")
     ours.save_pretrained(tmp_path)
     snugbert.SnugBertTokenizer(VOCABULARY).save_pretrained(tmp_path)
@@ -192,9 +183,6 @@ def test_weights_that_no_head_has_are_listed(tmp_path, caplog, monkeypatch):
     caplog.clear()
     shallow = as_in_a_command(tmp_path, config_overrides="num_hidden_layers=2")
     assert len(shallow.bert.encoder.layer) == 2 and "bert.encoder.layer.2.attention" in caplog.text
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    snugbert.SnugBertForTokenClassification.from_pretrained(tmp_path)
-    assert re.search(r"lstm\.\{0, 1, 2, 3, 4, 5, 6\}\.weight *\| UNEXPECTED", caplog.text)
 
 
 SPECIAL = {"[PAD]": 3, "[UNK]": 1, "[CLS]": 2, "[SEP]": 0, "[MASK]": 4}
@@ -206,11 +194,10 @@ def test_a_token_is_on_the_line_of_its_id(tmp_path):
     write_vocab_txt(tokenizer, tmp_path)
     assert (tmp_path / "vocab.txt").read_bytes() == "[SEP]\n[UNK]\n[CLS]\n[PAD]\n[MASK]\ncafé\n".encode()
     assert BertTokenizer(vocab=str(tmp_path / "vocab.txt")).convert_tokens_to_ids("café") == 5
-
-
-def test_no_file_is_written_if_ids_have_gaps(tmp_path):
-    write_vocab_txt(SnugBertTokenizer({"far": 9, **SPECIAL}), tmp_path)
-    assert not (tmp_path / "vocab.txt").exists()
+    # No file is written if the ids have gaps.
+    (tmp_path / "gaps").mkdir()
+    write_vocab_txt(SnugBertTokenizer({"far": 9, **SPECIAL}), tmp_path / "gaps")
+    assert not (tmp_path / "gaps" / "vocab.txt").exists()
 
 
 def test_the_help_names_all_sizes():

@@ -1,11 +1,9 @@
-"""Checkpoints with more positions: short texts, long texts, files, continued pretraining, and refused requests."""
+"""Checkpoints with more positions: short texts, long texts, files, and refused requests."""
 
 import json
-from pathlib import Path
 
 import family_checkpoints
 import numpy as np
-import pretraining_command
 import pytest
 import torch
 import torch.nn.functional as F
@@ -103,58 +101,29 @@ def test_a_real_bert(tmp_path, minilm, capsys):
     assert similarity > 0.7 > 0.1 > F.cosine_similarity(before[:128], before[384:]).mean()
 
 
-def test_continued_pretraining(tmp_path, data_dir):
-    """A run in two phases on the extended checkpoint trains every position."""
-    source = family_checkpoints.write_checkpoint(tmp_path / "source", "bert", max_position_embeddings=BEFORE)
-    convert_model(source, tmp_path / "long", "snugbert", max_position_embeddings=AFTER)
-    assert (
-        pretraining_command.run(
-            {
-                "model_name_or_path": tmp_path / "long",
-                "train_file": data_dir / "sample_text/sample_text.txt",
-                "objective": "mlm",
-                "phases": f"{BEFORE}:50%,{AFTER}:50%",
-                "max_seq_length": AFTER,
-                "max_steps": 4,
-                "logging_steps": 1,
-                "per_device_train_batch_size": 4,
-                "use_cpu": True,
-                "output_dir": tmp_path / "run",
-            }
-        )
-        == 0
-    )
-    before, after = (
-        load_file(folder / "model.safetensors")["bert.embeddings.position_embeddings.weight"]
-        for folder in (tmp_path / "long", tmp_path / "run")
-    )
-    assert (before != after).any(1).all()  # all positions were trained
-
-
-def test_refused_requests(tmp_path):
-    def write(name: str, family: str, **fields) -> Path:
-        return family_checkpoints.write_checkpoint(tmp_path / name, family, **fields)
-
-    roberta = write("roberta", "roberta", max_position_embeddings=BEFORE + 2)
-    for source, positions, message in (
-        (roberta, 39, r"--max_position_embeddings 39: .*roberta already has 40 positions\. Use a larger number"),
-        (
-            write("deberta", "deberta-v2"),
-            2048,
-            r"deberta has relative positions, which have no limit\. Remove the flag",
-        ),
-    ):
-        with pytest.raises(InputError, match=message):
-            convert_model(source, tmp_path / "out", "snugbert", max_position_embeddings=positions)
-    done = convert_model(roberta, tmp_path / "equal", "roberta", max_position_embeddings=BEFORE)
-    assert done.notes == []
-    weights = load_file(roberta / "model.safetensors")
-    assert torch.equal(weights[ROBERTA_POSITIONS], load_file(tmp_path / "equal/model.safetensors")[ROBERTA_POSITIONS])
-    weights[ROBERTA_POSITIONS][7, 0] = float("nan")
-    save_file(weights, roberta / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match="position embeddings are NaN or infinite"):
-        convert_model(roberta, tmp_path / "out", "snugbert", max_position_embeddings=AFTER)
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("roberta", r"--max_position_embeddings 39: .*source already has 40 positions\. Use a larger number"),
+        ("deberta-v2", r"source has relative positions, which have no limit\. Remove the flag"),
+    ],
+)
+def test_refused_requests(family, message, tmp_path):
+    source = family_checkpoints.write_checkpoint(tmp_path / "source", family, max_position_embeddings=BEFORE + 2)
+    with pytest.raises(InputError, match=message):
+        convert_model(source, tmp_path / "out", "snugbert", max_position_embeddings=BEFORE - 1)
     assert not (tmp_path / "out").exists()
+
+
+def test_damaged_positions_are_not_continued(tmp_path):
+    source = family_checkpoints.write_checkpoint(tmp_path / "source", "roberta", max_position_embeddings=BEFORE + 2)
+    done = convert_model(source, tmp_path / "equal", "roberta", max_position_embeddings=BEFORE)
+    weights, equal = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "equal"))
+    assert done.notes == [] and torch.equal(weights[ROBERTA_POSITIONS], equal[ROBERTA_POSITIONS])
+    weights[ROBERTA_POSITIONS][7, 0] = float("nan")
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match="position embeddings are NaN or infinite"):
+        convert_model(source, tmp_path / "out", "snugbert", max_position_embeddings=AFTER)
 
 
 def test_computed_positions_get_a_new_limit(tmp_path):

@@ -83,9 +83,7 @@ def test_what_old_versions_cannot_express_stays_as_it_is(encoder, tmp_path, caps
     pooling = tmp_path / "encoder/1_Pooling/config.json"
     pooling.write_text(pooling.read_text().replace('"cls"', '"x"').replace('"mean"', '"cls"').replace('"x"', '"mean"'))
     done = convert_model(tmp_path / "encoder", tmp_path / "bert", "bert")
-    assert [
-        note for note in done.notes if note.startswith("modules.json has modules that old versions cannot express")
-    ]
+    assert any("modules.json has modules that old versions cannot express" in note for note in done.notes)
     assert [file.name for file in (tmp_path / "bert/1_Pooling").iterdir()] == ["config.json"]
     expected, model = (SentenceTransformer(str(tmp_path / name)) for name in ("encoder", "bert"))
     np.testing.assert_allclose(model.encode(TEXTS), expected.encode(TEXTS), atol=1e-5)

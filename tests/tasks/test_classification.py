@@ -7,7 +7,7 @@ import pytest
 
 from snugbert.cli.parser import parse_arguments
 from snugbert.data.sources import DataSource
-from snugbert.tasks.classification import TextAnswers, TextClassification
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.labeled_texts import TextSplit
 from snugbert.tasks.task_arguments import GlueDataArguments
 
@@ -61,15 +61,6 @@ def test_the_baseline_of_several_labels_is_the_best_constant(shares):
     baseline = task.baseline(task.pair(references, references)[0], None)
     assert baseline == (f"always {', '.join(best)!r}", scores[best])
     assert baseline.metrics["micro_f1"] > 0.2
-
-
-def test_a_regression_with_several_outputs():
-    """Such a model can be loaded and predicts lists, but cannot be trained here."""
-    task = TextClassification(do_regression=True)
-    split, numbers = task.make_split([["a"], ["b"]]), np.array([[1.0, 2.0], [3.0, 4.0]])
-    answers = task.decode(numbers, split, None)
-    assert task.to_columns(split, answers) == [{"predicted_label": [1.0, 2.0]}, {"predicted_label": [3.0, 4.0]}]
-    assert task.decode(numbers[:, :1], split, None) == TextAnswers(pytest.approx(np.array([1.0, 3.0])), None)
 
 
 @pytest.mark.parametrize(

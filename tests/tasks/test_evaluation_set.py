@@ -43,9 +43,8 @@ def test_a_dataset_in_memory_is_scored_with_a_models_labels():
     tokenizer = snugbert.SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
     config = snugbert.SnugBertConfig(id2label={0: "gloomy", 1: "cheerful"}, label2id={"gloomy": 0, "cheerful": 1})
     rows = {"text": ["a good film", "a bad film"], "label": ["cheerful", "gloomy"]}
-    validation = make_evaluation_set(
-        TextClassification(), config, tokenizer, {"validation": [Dataset.from_dict(rows)]}
-    )
+    data = {"validation": [Dataset.from_dict(rows)]}
+    validation = make_evaluation_set(TextClassification(), config, tokenizer, data)
     assert validation.features.inputs["label"][:] == [1, 0]
     assert validation.score(validation.decode(np.eye(2)[[1, 1]])) == {"accuracy": 0.5}
     assert validation.task.describe_sources(validation.split) == [DataSource("dataset", "validation", 2)]

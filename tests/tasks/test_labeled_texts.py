@@ -1,13 +1,12 @@
 """Reading GLUE's files and your own in every format, and files that cannot be read."""
 
-import gzip
 import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from datasets import ClassLabel, Dataset, Features, List, Value
 from glue_examples import load_splits
 from tables import write_csv
 
@@ -23,14 +22,15 @@ from snugbert.tasks.task_arguments import GlueDataArguments
 WORDS = "a the film plot story scene old new it was and with".split()
 VOCABULARY = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
 
-# Sizes of train, validation and test, and how many validation examples have label 1, from the datasets' papers.
+# Sizes of train, validation and test, how many validation examples have label 1 (from the datasets' papers), and the
+# label and the beginning of the last text of the first validation example.
 GLUE_FOLDERS = {
-    "sst2": (67349, 872, 1821, 444),
-    "cola": (8551, 1043, 1063, 721),
-    "mrpc": (3668, 408, 1725, 279),
-    "rte": (2490, 277, 3000, 131),
-    "stsb": (5749, 1500, 1379, None),
-    "wnli": (635, 71, 146, 31),
+    "sst2": (67349, 872, 1821, 444, "positive", "it 's a charming and often affecting journey . "),
+    "cola": (8551, 1043, 1063, 721, "acceptable", "The sailors rode the breeze clear of the rocks."),
+    "mrpc": (3668, 408, 1725, 279, "equivalent", '" The foodservice pie business does not fit'),
+    "rte": (2490, 277, 3000, 131, "not_entailment", "Christopher Reeve had an accident."),
+    "stsb": (5749, 1500, 1379, None, "5.000", "A man wearing a hard hat is dancing."),
+    "wnli": (635, 71, 146, 31, "not_entailment", "The hair has to be cleaned."),
 }
 
 
@@ -44,74 +44,56 @@ def encode(splits, tokenizer) -> tuple[list[str], Dataset]:
 
 @pytest.mark.parametrize("task", GLUE_FOLDERS)
 def test_glue_folders_are_read(task, data_dir):
-    *sizes, ones = GLUE_FOLDERS[task]
+    *sizes, ones, label, text = GLUE_FOLDERS[task]
     parts = ("train", "validation", "test")
     folder = data_dir / "glue"
     splits = load_splits(GlueDataArguments(task_name=task.upper(), data_dir=str(folder)), parts)
     assert [splits[part].num_examples for part in parts] == sizes
-    assert len(splits["train"].texts) == len(TASKS[task].text_columns)
     assert set(splits["test"].labels) == {None}
+    validation = splits["validation"]
+    assert len(validation.texts) == len(TASKS[task].text_columns)
+    lengths = map(len, (*validation.texts, validation.labels, validation.indices, validation.rows))
+    assert set(lengths) == {validation.num_examples}
+    assert validation.texts[-1][0].startswith(text) and validation.labels[0] == label
+    assert validation.rows[0] == (1 if task == "cola" else 2)  # CoLA's files have no header
     labels = choose_labels(TASKS[task], splits, checkpoint_labels=["LABEL_0", "LABEL_1"])
-    ids = encode_labels(splits["validation"], labels)
+    ids = encode_labels(validation, labels)
     if ones is None:
         assert labels is None and ids[:2] == [5.0, 4.75] and min(ids) == 0.0 and max(ids) == 5.0
     else:
         assert sum(ids) == ones
     # The task's folder can be given instead of its parent.
     own = load_splits(GlueDataArguments(task_name=task, data_dir=str(folder / TASKS[task].folder)), ("validation",))
-    assert replace(own["validation"], source=splits["validation"].source) == splits["validation"]
+    assert replace(own["validation"], source=validation.source) == validation
 
 
-def test_first_example_of_each_task(data_dir):
-    first = {}
-    for task in ("sst2", "cola", "mrpc", "rte"):
-        arguments = GlueDataArguments(task_name=task, data_dir=str(data_dir / "glue"))
-        split = first[task] = load_splits(arguments, ("validation",))["validation"]
-        lengths = map(len, (*split.texts, split.labels, split.indices, split.rows))
-        assert set(lengths) == {split.num_examples}
-    assert first["sst2"].texts[0][0] == "it 's a charming and often affecting journey . "
-    assert (first["sst2"].labels[0], first["sst2"].indices[0], first["sst2"].rows[0]) == ("positive", 0, 2)
-    assert first["cola"].texts[0][0] == "The sailors rode the breeze clear of the rocks."
-    assert first["cola"].labels[0] == "acceptable" and first["cola"].rows[0] == 1
-    # Quotes are kept.
-    assert first["mrpc"].texts[1][0].startswith('" The foodservice pie business does not fit')
-    assert first["mrpc"].labels[0] == "equivalent"
-    assert first["rte"].texts[0][0].startswith("Dana Reeve") and first["rte"].labels[0] == "not_entailment"
-
-
-def test_files_given_by_name(data_dir):
-    for task, folder, file, rows in (
-        ("mnli", "MNLI", "dev_subset.tsv", 1000),
-        ("qqp", "QQP", "dev_subset.tsv", 1000),
-        ("qnli", "QNLI", "dev.tsv", 5463),
-        ("mrpc", "MRPC", "test_labelled.tsv", 1725),
-        ("stsb", "STS-B", "test_labelled.tsv", 1379),
-    ):
-        arguments = GlueDataArguments(task_name=task, validation_file=str(data_dir / "glue" / folder / file))
-        split = load_splits(arguments, ("validation",))["validation"]
-        assert len(encode_labels(split, list(TASKS[task].labels) or None)) == rows
+@pytest.mark.parametrize(
+    ("task", "file", "rows"),
+    [
+        ("mnli", "MNLI/dev_subset.tsv", 1000),
+        ("qqp", "QQP/dev_subset.tsv", 1000),
+        ("qnli", "QNLI/dev.tsv", 5463),
+        ("mrpc", "MRPC/test_labelled.tsv", 1725),
+        ("stsb", "STS-B/test_labelled.tsv", 1379),
+    ],
+)
+def test_files_given_by_name(task, file, rows, data_dir):
+    arguments = GlueDataArguments(task_name=task, validation_file=str(data_dir / "glue" / file))
+    split = load_splits(arguments, ("validation",))["validation"]
+    assert len(encode_labels(split, list(TASKS[task].labels) or None)) == rows
 
 
 def test_mnli_on_the_hub(monkeypatch):
     """MNLI has two validation and two test splits and the diagnostic split. A label of -1 means not labeled."""
-    features = Features(
-        {
-            "premise": Value("string"),
-            "hypothesis": Value("string"),
-            "label": ClassLabel(names=["entailment", "neutral", "contradiction"]),
-            "idx": Value("int32"),
-        }
-    )
+    classes = ClassLabel(names=["entailment", "neutral", "contradiction"])
 
     def rows(*labels: int) -> Dataset:
-        columns = {"premise": ["a"] * len(labels), "hypothesis": ["b"] * len(labels), "label": labels}
-        return Dataset.from_dict({**columns, "idx": range(100, 100 + len(labels))}, features=features)
+        texts = [{"premise": "a", "hypothesis": "b", "label": label, "idx": 100 + i} for i, label in enumerate(labels)]
+        return Dataset.from_list(texts).cast_column("label", classes)
 
-    parts = ("validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
-    hub = {
-        "mnli": DatasetDict({"train": rows(0), **{part: rows(*[-1 if "test" in part else 1] * 2) for part in parts}}),
-        "ax": DatasetDict({"test": rows(-1, -1, -1)}),
-    }
+    validation = {name: rows(1, 1) for name in ("validation_matched", "validation_mismatched")}
+    test = {name: rows(-1, -1) for name in ("test_matched", "test_mismatched")}
+    hub = {"mnli": {"train": rows(0), **validation, **test}, "ax": {"test": rows(-1, -1, -1)}}
     monkeypatch.setattr("datasets.load_dataset", lambda name, config_name, **_: hub[config_name])
     splits = load_splits(GlueDataArguments(task_name="MNLI"), ("train", "validation", "test"))
     sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "test_diagnostic": 3}
@@ -125,15 +107,15 @@ def test_diagnostic_set_is_found(tmp_path):
     """The diagnostic set is found in its usual places. A file with labels comes first."""
     plain = "index\tsentence1\tsentence2\n0\tA.\tB.\n"
     labeled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
+    for folder in ("AX", "diagnostic", "MNLI"):
+        (tmp_path / folder).mkdir()
     for place, content in (
         ("AX/AX.tsv", plain),
         ("diagnostic/diagnostic.tsv", plain),
         ("MNLI/diagnostic.tsv", plain),
         ("diagnostic/diagnostic-full.tsv", labeled),
     ):
-        (tmp_path / place).parent.mkdir(exist_ok=True)
         (tmp_path / place).write_text(content)
-        (tmp_path / "MNLI").mkdir(exist_ok=True)
         for data_dir in (tmp_path, tmp_path / "MNLI"):
             splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
             assert Path(splits["test_diagnostic"].source).resolve() == tmp_path / place
@@ -143,75 +125,46 @@ def test_diagnostic_set_is_found(tmp_path):
             assert [*map(str, found.indices)] == ["0"]
 
 
-def test_every_format_gives_the_same_features(tmp_path):
+def test_files_and_datasets_give_the_same_features(tmp_path):
+    """Texts that pandas would read as missing values are texts."""
     rows = [
-        {"id": "0", "question": 'the "old" film, a story', "answer": "None", "label": "yes"},
-        {"id": "1", "question": "was it long ?", "answer": "NA \u2028 \u00e9", "label": "no"},
-        {"id": "2", "question": "", "answer": "1984", "label": "yes"},
+        {"question": 'the "old" film, a story', "answer": "None", "label": "yes"},
+        {"question": "was it long ?", "answer": "NA \u2028 \u00e9", "label": "no"},
+        {"question": "", "answer": "1984", "label": "yes"},
     ]
-    columns = list(rows[0])
     write_csv(tmp_path / "a.csv", rows)
-    tsv = "\n".join("\t".join(line) for line in [columns, *(row.values() for row in rows)])
+    tsv = "\n".join("\t".join(line) for line in [rows[0], *(row.values() for row in rows)])
     (tmp_path / "a.tsv").write_text("\ufeff" + tsv, encoding="utf-8")
-    (tmp_path / "crlf.tsv").write_bytes(tsv.replace("\n", "\r\n").encode() + b"\r\n\r\n")
-    numbers = [{**row, "id": int(row["id"])} for row in rows]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in numbers), encoding="utf-8")
-    (tmp_path / "a.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False), encoding="utf-8")
-    for file in [*tmp_path.iterdir()]:
-        (tmp_path / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
-    features = Features(
-        {"question": Value("string"), "answer": Value("string"), "label": ClassLabel(names=["no", "yes"])}
-    )
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    text, classes = Value("string"), ClassLabel(names=["no", "yes"])
     (tmp_path / "folder").mkdir()
-    dataset = Dataset.from_list([{name: row[name] for name in features} for row in rows], features=features)
+    dataset = Dataset.from_list(rows, Features({"question": text, "answer": text, "label": classes}))
     dataset.to_parquet(tmp_path / "folder" / "train.parquet")
 
     tokenizer = SnugBertTokenizer(vocab=VOCABULARY)
-    sources = [{"train_file": str(file)} for file in sorted(tmp_path.iterdir()) if file.is_file()]
-    assert len(sources) == 10
-    results = []
+    expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
+    sources = [{"train_file": str(tmp_path / name)} for name in ("a.csv", "a.tsv", "a.jsonl")]
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
         splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
         labels, features = encode(splits, tokenizer)
-        assert labels == ["no", "yes"]
-        results.append(features[:])
-    assert all(result == results[0] for result in results)
-    assert results[0]["label"] == [1, 0, 1]
-    expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
-    assert results[0]["input_ids"] == expected["input_ids"]
-    assert results[0]["token_type_ids"] == expected["token_type_ids"]
+        assert labels == ["no", "yes"] and features["label"][:] == [1, 0, 1]
+        assert features["input_ids"][:] == expected["input_ids"]
+        assert features["token_type_ids"][:] == expected["token_type_ids"]
 
 
 def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
     rows = [("the film", ["b", "a"]), ("a plot", []), ("the scene", ["c"])]
-    write_csv(tmp_path / "a.csv", [{"id": 1, "text": text, "topics": " | ".join(labels)} for text, labels in rows])
-    listed = [{"topics": labels, "text": text} for text, labels in rows]
+    csv = write_csv(tmp_path / "a.csv", [{"text": text, "topics": " | ".join(labels)} for text, labels in rows])
+    listed = [{"text": text, "topics": labels} for text, labels in rows]
     (tmp_path / "a.json").write_text(json.dumps(listed))
-    (tmp_path / "folder").mkdir()
-    features = Features({"text": Value("string"), "topics": List(ClassLabel(names=["a", "b", "c"]))})
-    Dataset.from_list(listed, features=features).to_parquet(tmp_path / "folder" / "train.parquet")
-
+    classes = Dataset.from_list(listed).cast_column("topics", List(ClassLabel(names=["a", "b", "c"])))
     tokenizer = SnugBertTokenizer(vocab=VOCABULARY)
-    for source in (
-        {"train_file": str(tmp_path / "a.csv"), "label_separator": "|", "text_column_names": "text"},
-        {"train_file": str(tmp_path / "a.json")},
-        {"dataset_name": str(tmp_path / "folder")},
-    ):
-        arguments = GlueDataArguments(**source, label_column_name="topics")
-        splits = load_splits(arguments, ("train",), cache_dir=str(tmp_path / "cache"))
-        labels, features = encode(splits, tokenizer)
+    for data, separator in ((csv, "|"), (tmp_path / "a.json", None), (classes, None)):
+        task = TextClassification(label_column_name="topics", label_separator=separator)
+        labels, features = encode(task.read_splits({"train": [data]}), tokenizer)
         assert labels == ["a", "b", "c"]
         assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
         assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
-
-
-def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
-    texts, ages = ["2012", "a good year", "a bad year"], [31, "", 47.5]
-    rows = [{"age": age, "old": "", "text": text, "label": "x"} for age, text in zip(ages, texts, strict=True)]
-    lines = [json.dumps({**row, "age": row["age"] or None, "old": None}) for row in rows]
-    (tmp_path / "train.jsonl").write_text("\n".join(lines))
-    for file in (write_csv(tmp_path / "train.csv", rows), tmp_path / "train.jsonl"):
-        assert load_splits(GlueDataArguments(train_file=str(file)), ("train",))["train"].texts == [texts]
 
 
 NAMES = ["Anna Schmidt", "Ben Maier", "Cem Huber", "Dora Adams"]
@@ -226,19 +179,15 @@ CHINESE = [
 FEW = ["new", "new", "old", "new"]
 CODES = {
     "number": ["1", "-2.5", "1e3", "4 711"],
-    "price": ["12,99 \u20ac", "$5", "7 EUR", "50%"],
     "customer": ["K-00017", "K-00018", "ORD_19", "#20"],
     "hash": ["550e8400-e29b-41d4", "f47ac10b-58cc", "9b2d7c11", "0a1b2c3d"],
     "iso": ["2024-01-05", "2024-01-05 10:00:00", "2024-01-05T10:00:00+01:00", "2024-01-05T10:00:00Z"],
-    "datum": ["05.01.2024", "5. Januar 2024", "Montag, 5. Januar 2024", "05.01.24 10:00"],
     "date": ["January 5, 2024", "Mon, 05 Jan 2024 10:00:00 GMT", "Fri Jan  5 10:00:00 CET 2024", "1/5/2024 10:00 AM"],
     "\u65e5\u671f": [f"2024\u5e741\u6708{day}\u65e5" for day in range(5, 9)],
-    "url": ["https://example.org/late-parcel", "http://a.de/b", "https://example.org/", "shop.de/a"],
     "mail": ["anna@example.org", "ben@example.org", "cem@example.org", "dora@example.org"],
     "phone": ["+49 30 123456", "030 1234", "(0151) 4711", "555-1234"],
     "customer_id": NAMES,
     "ticketId": NAMES,
-    "ID": NAMES,
     "open": [True, False, True, True],
     "tags": [["a", "b"]] * 4,
     "when": [datetime(2024, 1, day) for day in range(5, 9)],
@@ -250,23 +199,16 @@ CODES = {
     [
         *(({name: cells, "nachricht": SHORT}, "nachricht", "") for name, cells in CODES.items()),
         ({"ticket_id": NAMES, "created": CODES["iso"], "message": TEXTS}, "message", ""),
-        ({"status": FEW, "a": SHORT}, "a", ""),
-        ({"status": FEW, "text": ["hi", "hi", "bye", "hi"]}, "text", ""),
         ({"text": ["iPhone 12", "Galaxy S21", "\ubc30\uc1a1 3\uc77c", "call 0800 now 24"]}, "text", ""),
+        ({"age": [31, "", 47.5, None], "old": [""] * 4, "a": ["2012", *TEXTS[1:]]}, "a", ""),
         ({"content": FEW, "article": TEXTS}, "article", ""),
         ({"priority": ["medium"] * 4, "words": ["hi", "help", "bye", "hi"]}, "words", ""),
-        ({"title": SHORT, "body": TEXTS}, "body", "title"),
         ({"Title": TEXTS, "Text": SHORT}, "Text", "Title"),
         ({"name": NAMES, "headline": SHORT, "story": TEXTS}, "story", "name headline"),
         ({"\u65e5\u671f": CODES["\u65e5\u671f"], "\u5185\u5bb9": CHINESE}, "\u5185\u5bb9", ""),
         ({"n": CODES["number"], "sms": ["Win 1000 now, call 0800", "Text 87121 to win cash", "ok", ""]}, "sms", ""),
-        ({"text": FEW, "text_pair": SHORT}, "text text_pair", ""),
         ({"id": NAMES, "Question": SHORT, "Answer": TEXTS, "note": TEXTS}, "Question Answer", ""),
-        ({"question": SHORT, "context": TEXTS}, "question context", ""),
-        ({"genre": TEXTS, "premise": TEXTS, "hypothesis": SHORT}, "premise hypothesis", ""),
-        ({"text_a": SHORT, "text_b": TEXTS}, "text_a text_b", ""),
         ({"qid1": CODES["number"], "question1": SHORT, "question2": TEXTS}, "question1 question2", ""),
-        ({"question": SHORT, "sentence": TEXTS}, "question sentence", ""),
         ({"sentence1": SHORT, "sentence2": TEXTS, "sentence1_parse": TEXTS}, "sentence1 sentence2", ""),
         ({"text": TEXTS, "left": SHORT, "right": SHORT}, "left right", ""),  # the checkpoint's columns
     ],
@@ -277,20 +219,19 @@ def test_text_columns_are_chosen(columns, expected, others):
     assert found == (tuple(expected.split()), others.split())
 
 
-def test_the_choice_of_columns_is_reported(tmp_path, caplog):
+def test_the_choice_of_columns_is_reported(caplog):
     """Without a command, only warnings are displayed: here, that there was a choice."""
-    rows = [{"ticket_id": f"K-{i}", "title": TEXTS[i][:9], "message": TEXTS[i], "label": i} for i in range(4)]
+    codes = [f"K-{i}" for i in range(4)]
     for columns, level, more in (
-        (("ticket_id", "title", "message", "label"), "WARNING", ". Not read: 'ticket_id', 'title'. Set"),
-        (("ticket_id", "message", "label"), "WARNING", ". Not read: 'ticket_id'. Set --text_column_names"),
-        (("idx", "message", "label"), "INFO", ""),
+        ({"ticket_id": codes}, "WARNING", ". Not read: 'ticket_id'. Set --text_column_names"),
+        ({"idx": range(4)}, "INFO", ""),
     ):
         caplog.clear()
-        data = Dataset.from_list([{name: row.get(name, 0) for name in columns} for row in rows])
+        data = Dataset.from_dict({**columns, "message": TEXTS, "label": range(4)})
         with caplog.at_level("INFO", "snugbert"):
-            split = TextClassification().read_splits({"train": [data]})["train"]
+            assert TextClassification().read_splits({"train": [data]})["train"].texts == [TEXTS]
         (record,) = [record for record in caplog.records if "text column" in record.getMessage()]
-        assert split.texts == [TEXTS] and record.levelname == level
+        assert record.levelname == level
         assert f"text column 'message', label column 'label'{more}" in record.getMessage()
 
 
@@ -298,20 +239,18 @@ LABELED = Dataset.from_dict({"text": TEXTS, "label": ["a", None, "b", " "]})
 
 
 def test_rows_without_labels_are_counted_or_left_out(caplog):
-    message = (
-        r"\(train\): 2 of 4 rows have no label in column 'label': 2, 4\. Add labels, or set --on_missing_label skip\."
-    )
-    with pytest.raises(InputError, match=message):
+    problem = "2 of 4 rows have no label in column 'label': 2, 4."
+    with pytest.raises(InputError, match=rf"\(train\): {problem} Add labels, or set --on_missing_label skip"):
         TextClassification().read_splits({"train": [LABELED]})
     for name in ("train", "validation"):
         caplog.clear()
         split = TextClassification(on_missing_label="skip").read_splits({name: [LABELED]})[name]
         assert (split.texts, split.labels, split.rows) == ([TEXTS[::2]], ["a", "b"], [1, 3])
-        assert f"({name}): 2 of 4 rows have no label in column 'label': 2, 4. They are left out." in caplog.text
+        assert f"({name}): {problem} They are left out." in caplog.text
     caplog.clear()
     split = TextClassification().read_splits({"test": [LABELED]})["test"]
     assert split.texts == [TEXTS] and not split.labeled
-    assert "2, 4. The rows are predicted, but not scored." in caplog.text
+    assert f"{problem} The rows are predicted, but not scored." in caplog.text
     with pytest.raises(InputError, match=r"4 of 4 rows have no label in column 'label': 1, 2, 3, 4\. Add labels\.$"):
         unlabeled = LABELED.remove_columns("label")
         TextClassification(on_missing_label="skip").read_splits({"train": [unlabeled]})
@@ -333,18 +272,16 @@ def test_labels_of_minus_one_are_hidden_unless_training_has_them(known, value, l
     assert splits["test"].labeled == (splits["test"].references is not None) == labeled
     if not labeled:
         splits = task.read_splits({"train": [train], "validation": [hidden]})
-        with pytest.raises(
-            InputError, match=r"\(validation\): every label is -1\. Add labels, or pass .* --test_file"
-        ):
+        with pytest.raises(InputError, match=r"\(validation\): every label is -1\. Add labels, or pass .* --test_"):
             task.choose_labels(splits, SnugBertConfig())
 
 
-@pytest.mark.parametrize("labels", [["neg", "pos"], ["-1", "1"]])
-def test_without_training_the_checkpoint_decides_whether_minus_one_is_a_label(labels):
-    task = TextClassification()
-    splits = task.read_splits({"test": [Dataset.from_dict({"text": TEXTS, "label": [-1] * 4})]})
-    task.choose_labels(splits, SnugBertConfig(id2label=dict(enumerate(labels))))
-    assert splits["test"].labeled == ("-1" in labels)
+def test_without_training_the_checkpoint_decides_whether_minus_one_is_a_label():
+    for labels in (["neg", "pos"], ["-1", "1"]):
+        task = TextClassification()
+        splits = task.read_splits({"test": [Dataset.from_dict({"text": TEXTS, "label": [-1] * 4})]})
+        task.choose_labels(splits, SnugBertConfig(id2label=dict(enumerate(labels))))
+        assert splits["test"].labeled == ("-1" in labels)
 
 
 def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
@@ -357,76 +294,24 @@ def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
     assert warning.endswith("a.jsonl: empty text in 6 rows: 2, 3, 4, 5, 6 and more. All rows are kept.")
 
 
+LABELED_ROW = '{"sentence": "a", "label": 1}\n'
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "sentence\tlabel\na\tyes\nb\n", r"a\.tsv, row 3: expected 2 columns, found 1"),
-        ("a.tsv", "sentence\tlabel\n\na\tyes\tno\n", r"a\.tsv, row 3: expected 2 columns, found 3"),
-        ("a.csv", 'sentence,label\n"a, b",yes\nc,no,no\n', r"a\.csv, row 3: expected 2 columns, found 3"),
-        ("a.csv", 'sentence,label\na,yes\n"b,no\n', r"a\.csv, row 3: not CSV"),
-        ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence"\n', r"a\.jsonl, row 2: not JSON"),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": 1}\n7\n',
-            r"a\.jsonl, row 2: expected a JSON object, found a int",
-        ),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": 1}\n{"text": "b", "label": 1}',
-            r"row 2: no text in column 'sent",
-        ),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": 1}\n{"sentence": "a"}',
-            r"a\.jsonl: 1 of 2 rows have no label in column 'label': 2\. Add labels, or set --on_missing_label skip\.",
-        ),
-        (
-            "a.jsonl",
-            '{"sentence": ["a", "b"], "label": 1}',
-            r"no text column besides the label 'label'\. Columns: 'sent",
-        ),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": [0]}\n{"sentence": "b", "label": 1}',
-            r"row 2: single labels and lists of labels are mixed",
-        ),
-        ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict\. Expected text or a number"),
-        (
-            "a.csv",
-            "sentence,label\na,\nb,\n",
-            r"a\.csv: 2 of 2 rows have no label in column 'label': 2, 3\. Add labels\.$",
-        ),
-        (
-            "a.csv",
-            "sentence,number\na,1\n",
-            r"a\.csv: no column 'label'\. Columns: 'sentence', 'number'\. Set --label_column_name",
-        ),
-        (
-            "a.csv",
-            "sentence|label\na|1\n",
-            r"no text column besides the label 'label'\. Columns: 'sentence\|label'\. Separate columns by tabs in",
-        ),
-        (
-            "a.csv",
-            "idx,label\n1,yes\n",
-            r"a\.csv: no text column besides the label 'label'\. Columns: 'idx', 'label'\. Set --text_column_names",
-        ),
-        ("a.csv", "text,label \na,1\n", r"a\.csv: no column 'label'\. Columns: 'text', 'label '\. Set"),
-        ("a.csv", "text,label\xa0\na,1\n", r"a\.csv: no column 'label'\. Columns: 'text', 'label\\xa0'\. Set"),
-        ("a.csv", "sentence,label\n", r"a\.csv: no examples"),
         ("a.json", "", r"a\.json: no examples"),
-        ("a.txt", "a\tyes\n", r"a\.txt: unknown suffix\. Use \.tsv, \.csv, \.json or \.jsonl"),
-        ("a.tsv", b"sentence\tlabel\na\tyes\n\xff\tno\n", r"a\.tsv, line 3: not UTF-8"),
-        (
-            "a.tsv.gz",
-            gzip.compress(b"sentence\tlabel\na\tyes\n" * 999, mtime=0)[:-20],
-            r"a\.tsv\.gz, .*: damaged or incomplete gzip file",
-        ),
-        ("a.tsv.gz", b"sentence\tlabel\na\tyes\n", r"a\.tsv\.gz, after line 0: damaged or incomplete gzip file"),
+        ("a.jsonl", LABELED_ROW + '{"text": "b", "label": 1}', r"row 2: no text in column 'sent"),
+        ("a.jsonl", LABELED_ROW + '{"sentence": "b", "label": [0]}', r"row 2: single labels and lists of labels are"),
+        ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict\. Expected text or a number"),
+        ("a.jsonl", '{"sentence": ["a"], "label": 1}', r"no text column besides the label 'label'\. Columns: 'sent"),
+        ("a.csv", "idx,label\n1,yes\n", r"Columns: 'idx', 'label'\. Set --text_column_names"),
+        ("a.csv", "sentence|label\na|1\n", r"Columns: 'sentence\|label'\. Separate columns by tabs in"),
+        ("a.csv", "sentence,number\na,1\n", r"no column 'label'\. Columns: 'sentence', 'number'\. Set --label_column"),
+        ("a.csv", "text,label\xa0\na,1\n", r"no column 'label'\. Columns: 'text', 'label\\xa0'\. Set"),
     ],
 )
 def test_bad_files(name, content, message, tmp_path):
-    file = tmp_path / name
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=message):
-        load_splits(GlueDataArguments(train_file=str(file)), None)
+        load_splits(GlueDataArguments(train_file=str(tmp_path / name)), None)

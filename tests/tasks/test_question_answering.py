@@ -1,23 +1,13 @@
 """The task of `snugbert squad`: the baselines, the files of answers, and the answers to rows."""
 
-import json
-
 import pytest
 
 from snugbert import SnugBertTokenizer
 from snugbert.data.squad import Question
 from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
 from snugbert.tasks.spans import Answer, Candidate
-from snugbert.tasks.task_arguments import SquadDataArguments
 
 QUESTIONS = [Question("a", "Who?", "Ada Lovelace.", ("Ada",), (0,)), Question("b", "Where?", "Ada Lovelace.")]
-
-
-def test_defaults_equal_the_original_release():
-    limits = {"max_seq_length": 384, "max_query_length": 64}
-    limits |= {"n_best_size": 20, "max_answer_length": 30, "null_score_diff_threshold": 0.0}
-    data_args = SquadDataArguments(dataset_name="squad")
-    assert {name: getattr(data_args, name) for name in limits} == limits
 
 
 @pytest.mark.parametrize(
@@ -37,23 +27,6 @@ def test_baselines():
     # 1 of 2 words is right, and 1 of 1 is found.
     answer, metrics = QuestionAnswering().baseline(QuestionSplit("validation", QUESTIONS[:1]), None)
     assert answer == "always the whole context" and metrics == {"exact_match": 0.0, "f1": pytest.approx(200 / 3)}
-
-
-def test_files_of_answers(tmp_path):
-    answers = [Answer("Ada", -1.5, "Ada", []), Answer("", 2.0, "Lovelace", [])]
-    split = QuestionSplit("test", [question._replace(answers=()) for question in QUESTIONS])
-    task = QuestionAnswering(version_2_with_negative=True)
-    assert not split.labeled and task.list_prediction_files(split) == ["predict_predictions.json"]
-    task.write(split, answers, tmp_path)
-    contents = {file.name: json.loads(file.read_text()) for file in tmp_path.iterdir()}
-    assert contents == {
-        "predict_predictions.json": {"a": "Ada", "b": ""},
-        "predict_nbest_predictions.json": {"a": [], "b": []},
-        "predict_null_odds.json": {"a": -1.5, "b": 2.0},
-    }
-    split = QuestionSplit("validation", split.questions[:1])
-    QuestionAnswering().write(split, [Answer("Ada", None, "Ada", [])], tmp_path)
-    assert (tmp_path / "predictions.json").exists() and not (tmp_path / "null_odds.json").exists()
 
 
 def test_columns_of_the_chosen_answer():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from conll import WAYS, choose_labels, join_documents, make_tagging
 from family_checkpoints import write_tokenizer
-from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from snugbert.data.conll import Sentence
@@ -29,17 +28,6 @@ def test_words_of_every_family_are_encoded_as_in_the_stock_script(family, conll,
     saved, text = AutoTokenizer.from_pretrained(tmp_path / "saved"), "Who said it?"
     options = {"return_offsets_mapping": True}
     assert saved(text, **options) == tokenizer(text, **options) == stock(text, **options)
-
-
-def test_a_space_before_words_needs_no_post_processor_of_byte_level_bpe(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
-    write_tokenizer(tmp_path, "roberta")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    expected = tokenizer(" said it")["input_ids"]
-    frame = {"single": "<s> $A </s>", "special_tokens": [("<s>", expected[0]), ("</s>", expected[-1])]}
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(**frame)
-    put_space_before_words(tokenizer)
-    assert tokenizer(["said", "it"], is_split_into_words=True)["input_ids"] == expected
 
 
 def test_a_sentence_that_fits_is_encoded_as_by_the_tokenizer(conll, part, tokenizer):

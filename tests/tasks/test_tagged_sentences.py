@@ -5,7 +5,7 @@ import random
 import pytest
 from conll import convert_tags
 
-from snugbert.tasks.tagged_sentences import BARE, BARE_TYPE, SCHEMES, TAG, are_entity_tags, decode_tags, encode_tags
+from snugbert.tasks.tagged_sentences import SCHEMES, TAG, are_entity_tags, decode_tags, encode_tags
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,6 @@ def test_random_entities_survive_every_scheme(scheme):
         written = encode_tags(decode_tags(tags), len(tags), scheme)
         assert written == convert_tags(tags, scheme) and all(TAG.fullmatch(tag) for tag in written)
         assert decode_tags(written) == decode_tags(tags)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_tags_without_types(scheme):
-    entities = [(BARE_TYPE, 0, 2), (BARE_TYPE, 4, 4), (BARE_TYPE, 5, 6)]
-    tags = encode_tags(entities, 8, scheme + BARE)
-    assert tags == [tag[0] for tag in encode_tags(entities, 8, scheme)] and decode_tags(tags) == entities
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Long documents: windows, logits and losses next to stock BERT, and `snugbert glue` from the data to exports."""
 
 import json
-import logging
 import random
 import re
 from pathlib import Path
@@ -9,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from glue_examples import FILLER, LARGER, VOCABULARY, WORDS, checkpoint_of, read_predictions
-from glue_examples import arguments as glue_arguments
+from glue_examples import FILLER, LARGER, VOCABULARY, WORDS, arguments, checkpoint_of, read_predictions
 from parity import CONFIG, ours_and_stock
 from tables import write_csv
 from transformers import AutoTokenizer, BertForSequenceClassification
@@ -56,18 +54,21 @@ def workshop(tokenizer, tmp_path_factory) -> Path:
     return folder
 
 
-def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
-    """A command line that trains a small model on windows."""
-    windows = {"max_seq_length": LENGTH, "doc_stride": STRIDE}
-    return glue_arguments(
-        workshop, output_dir, **{**LARGER, "num_train_epochs": 8, "learning_rate": 2e-3, **windows, **changes}
-    )
+def run_glue(workshop: Path, output_dir: Path, **changes: object) -> dict:
+    """Trains a small model on windows, or does what the changes say. Returns the results."""
+    flags = {**LARGER, "num_train_epochs": 8, "learning_rate": 2e-3, "max_seq_length": LENGTH, "doc_stride": STRIDE}
+    run_command("glue", arguments(workshop, output_dir, **flags | changes))
+    return json.loads((output_dir / "results.json").read_text())
+
+
+def read_config(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def run(workshop) -> Path:
     """The output folder of a complete run."""
-    assert snugbert_cli.main(["glue", *arguments(workshop, workshop / "run")]) == 0
+    run_glue(workshop, workshop / "run")
     return workshop / "run"
 
 
@@ -156,62 +157,45 @@ def test_batches_that_do_not_fit(tokenizer):
 # --- `snugbert glue` --------------------------------------------------------------------------------------------
 
 
-def test_a_run_reads_the_end_of_documents(run, workshop, tmp_path, caplog):
-    """The same run without --doc_stride states how much it cuts, and cannot learn."""
+def test_a_run_reads_the_end_of_documents(run, workshop, tmp_path):
+    """The same run without --doc_stride cannot learn."""
     results = json.loads((run / "results.json").read_text())
     assert results["metrics"]["eval"]["accuracy"] > 0.95
-    config = json.loads((run / "config.json").read_text())
-    assert config["document_windows"] == {"max_seq_length": LENGTH, "doc_stride": STRIDE}
-    with caplog.at_level(logging.INFO, "snugbert"):
-        run_command("glue", arguments(workshop, tmp_path / "cut", doc_stride=None))
-    cut = json.loads((tmp_path / "cut" / "results.json").read_text())
+    assert read_config(run)["document_windows"] == {"max_seq_length": LENGTH, "doc_stride": STRIDE}
+    cut = run_glue(workshop, tmp_path / "cut", doc_stride=None)
     assert cut["metrics"]["eval"]["accuracy"] < 0.75
-    assert "document_windows" not in json.loads((tmp_path / "cut" / "config.json").read_text())
-    lengths = [len(row["sentence"].split()) + 2 for row in documents(160, seed=1)]
-    share = sum(length - LENGTH for length in lengths) / sum(lengths)
-    assert (
-        f"train: 160 of 160 texts (100.0%) are longer than 16 tokens (--max_seq_length). {share:.1%} of their tokens "
-        "are cut. To keep more, increase --max_seq_length up to the model's limit, or train with --doc_stride"
-    ) in caplog.text
+    assert "document_windows" not in read_config(tmp_path / "cut")
 
 
-def test_accumulation_and_resuming(workshop, tmp_path):
-    """4 batches of 4 documents equal a batch of 16. A run that is resumed equals one that was not stopped."""
-    flags = {"max_steps": 4, "validation_file": None, "eval_strategy": "no", "save_steps": 2}
-    small = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
-    for name, changes in {"whole": {}, "small": small}.items():
-        run_command("glue", arguments(workshop, tmp_path / name, **flags, **changes))
-    losses = [
-        json.loads((tmp_path / name / "train_results.json").read_text())["train_loss"] for name in ("whole", "small")
-    ]
+def test_accumulated_batches_equal_one(workshop, tmp_path):
+    """4 batches of 4 documents equal a batch of 16."""
+    losses = []
+    for size, steps in ((16, 1), (4, 4)):
+        flags = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 4}
+        results = run_glue(workshop, tmp_path / str(size), **flags, validation_file=None)
+        losses.append(results["training"]["train_loss"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
-    (tmp_path / "resumed").mkdir()
-    (tmp_path / "small" / "checkpoint-2").rename(tmp_path / "resumed" / "checkpoint-2")
-    run_command("glue", arguments(workshop, tmp_path / "resumed", **flags, **small, resume_from_checkpoint=True))
-    whole, resumed = (tmp_path / name / "model.safetensors" for name in ("small", "resumed"))
-    assert whole.read_bytes() == resumed.read_bytes()
 
 
 def test_predict_score_and_stock_bert_agree(run, workshop, tmp_path):
     """Every reader of the model finds its windows in config.json. A document's logits do not depend on the others."""
     expected = read_predictions(run / "eval_predictions.jsonl")
-    flags = ["--model_name_or_path", str(run), "--input_file", str(workshop / "dev.csv"), "--use_cpu"]
-    assert snugbert_cli.main(["predict", *flags, "--output_file", str(tmp_path / "rows.jsonl")]) == 0
-    for row, other in zip(read_predictions(tmp_path / "rows.jsonl"), expected, strict=True):
-        assert row["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
     accuracy = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
     assert Predictor(run).evaluate(workshop / "dev.csv") == {"accuracy": accuracy}
     start = {**checkpoint_of(run), "train_file": None, "max_seq_length": None, "doc_stride": None}
-    for name, changes in {"packed": {}, "padded": {"pad_to_max_length": True}}.items():
-        run_command("glue", arguments(workshop, tmp_path / name, **start, **changes))
-        assert json.loads((tmp_path / name / "eval_results.json").read_text())["eval_accuracy"] == accuracy
-    for name, value in {"max_seq_length": 8, "doc_stride": 13}.items():  # one of the two is replaced
-        run_command("glue", arguments(workshop, tmp_path / name, **start | {name: value}))
-        probabilities = [row["probabilities"] for row in read_predictions(tmp_path / name / "eval_predictions.jsonl")]
-        output = tmp_path / f"{name}.jsonl"
+    padded = run_glue(workshop, tmp_path / "padded", **start, pad_to_max_length=True)
+    assert padded["metrics"]["eval"]["accuracy"] == accuracy
+    flags = ["--model_name_or_path", str(run), "--input_file", str(workshop / "dev.csv"), "--use_cpu"]
+    for name, value in (("doc_stride", STRIDE), ("max_seq_length", 8), ("doc_stride", 13)):  # one of the two is given
+        folder = tmp_path / f"{name}-{value}"
+        run_glue(workshop, folder, **start | {name: value})
+        scored = read_predictions(folder / "eval_predictions.jsonl")
+        output = folder / "predicted.jsonl"
         assert snugbert_cli.main(["predict", *flags, f"--{name}", str(value), "--output_file", str(output)]) == 0
-        for row, other, before in zip(read_predictions(output), probabilities, expected, strict=True):
-            assert row["probabilities"] == pytest.approx(other, abs=1e-5) != before["probabilities"]
+        for row, other, before in zip(read_predictions(output), scored, expected, strict=True):
+            assert row["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+            is_same = row["probabilities"] == pytest.approx(before["probabilities"], abs=1e-5)
+            assert is_same == (value == STRIDE)
 
     done = export_model(run, tmp_path / "stock", "bert", validation_file=workshop / "dev.csv")
     assert done.scores == {"accuracy": (accuracy, accuracy)}
@@ -220,15 +204,10 @@ def test_predict_score_and_stock_bert_agree(run, workshop, tmp_path):
     stock_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "stock")
     for row in expected[:5]:
         ids = stock_tokenizer(row["sentence"], add_special_tokens=False)["input_ids"]
+        cls, sep = stock_tokenizer.cls_token_id, stock_tokenizer.sep_token_id
+        spans = split_into_spans(len(ids), LENGTH - 2, STRIDE)
         with torch.no_grad():
-            logits = torch.cat(
-                [
-                    stock(
-                        torch.tensor([[stock_tokenizer.cls_token_id, *ids[a:b], stock_tokenizer.sep_token_id]])
-                    ).logits
-                    for a, b in split_into_spans(len(ids), LENGTH - 2, STRIDE)
-                ]
-            )
+            logits = torch.cat([stock(torch.tensor([[cls, *ids[a:b], sep]])).logits for a, b in spans])
         probabilities = logits.mean(0).softmax(-1).tolist()
         assert list(row["probabilities"].values()) == pytest.approx(probabilities, abs=1e-5)
 
@@ -241,35 +220,29 @@ def test_the_code_of_cards_averages_windows(run, tmp_path, monkeypatch, capsys):
     (tmp_path / "run").symlink_to(run)
     logits = []
     for folder in ("run", "stock"):
-        text = (tmp_path / folder / "README.md").read_text()
-        assert "long texts, in windows of 16 tokens that share 4" in text and "pipeline(" not in text
+        text = Path(folder, "README.md").read_text()
         code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1].replace("A long text.", row["sentence"])
         values: dict = {}
         exec(code, values)
         logits.append(values["model"](**values.get("inputs", values.get("batch"))).logits.mean(0))
-        printed = capsys.readouterr().out
-        assert row["predicted_label"] in printed
+        assert row["predicted_label"] in capsys.readouterr().out
     torch.testing.assert_close(*logits)
     assert logits[0].softmax(-1).tolist() == pytest.approx(list(row["probabilities"].values()), abs=1e-5)
 
 
-@pytest.mark.parametrize("student_stride", [None, STRIDE])
-def test_distillation(student_stride, run, workshop, tmp_path):
+@pytest.mark.parametrize("windows", [{"max_seq_length": 64, "doc_stride": None}, {}])
+def test_distillation(windows, run, workshop, tmp_path):
     """The teacher reads its own windows, whatever the student reads."""
-    student = {"teacher_name_or_path": run, "cache_dir": tmp_path / "cache"}
-    length = {"max_seq_length": 64 if student_stride is None else LENGTH, "doc_stride": student_stride}
-    run_command("glue", arguments(workshop, tmp_path / "student", **student, **length))
-    results = json.loads((tmp_path / "student" / "results.json").read_text())
+    teacher = {"teacher_name_or_path": run, "cache_dir": tmp_path / "cache"}
+    results = run_glue(workshop, tmp_path / "student", **teacher, **windows)
     assert results["metrics"]["eval"]["accuracy"] > 0.9
 
 
 def test_the_stored_windows_have_the_limit_of_the_tokenizer(workshop, tokenizer, tmp_path):
-    short = SnugBertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=12)
-    short.save_pretrained(tmp_path / "tokenizer")
+    SnugBertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=12).save_pretrained(tmp_path / "tokenizer")
     flags = {"tokenizer_name": tmp_path / "tokenizer", "max_seq_length": 128, "max_steps": 1, "validation_file": None}
-    run_command("glue", arguments(workshop, tmp_path / "out", **flags))
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["document_windows"] == {"max_seq_length": 12, "doc_stride": STRIDE}
+    run_glue(workshop, tmp_path / "out", **flags)
+    assert read_config(tmp_path / "out")["document_windows"] == {"max_seq_length": 12, "doc_stride": STRIDE}
 
 
 def test_bad_settings_stop_the_command(workshop, tmp_path):
@@ -281,6 +254,6 @@ def test_bad_settings_stop_the_command(workshop, tmp_path):
         ("train_file", file): "--doc_stride: pairs of texts cannot be cut into windows",
     }.items():
         with pytest.raises(InputError, match=message):
-            run_command("glue", arguments(workshop, tmp_path / "out", validation_file=None, **dict([changes])))
+            run_glue(workshop, tmp_path / "out", validation_file=None, **dict([changes]))
     with pytest.raises(InputError, match="--doc_stride cannot read pairs of texts"):
         TextClassification(task_name="mrpc", doc_stride=32)

@@ -22,7 +22,6 @@ from snugbert.families.loading import (
     load_config,
     load_model,
     load_tokenizer,
-    remember_text_columns,
     remember_windows,
 )
 from snugbert.families.reading import HEADS_BY_CLASS
@@ -147,7 +146,7 @@ def prepare_task(
         )
     trains = bool(training) and not is_teacher
     if trains:
-        remember_text_columns(config, task.text_columns(splits))
+        config.text_columns = list(task.text_columns(splits))
         forget_decisions(config)
     elif given is None:  # a model in memory was checked above
         _check_head(config, task.head, model_args)

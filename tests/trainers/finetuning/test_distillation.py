@@ -264,7 +264,7 @@ def test_a_teacher_with_more_labels(folder, tmp_path):
     [
         ({"num_student_layers": None}, "--num_student_layers is missing"),
         ({"num_student_layers": 4}, "--num_student_layers 4: expected 1 to 3"),
-        ({"student_layers": "middle"}, "--student_layers: expected spread, first, last"),
+        ({"student_layers": "middle"}, "--student_layers middle: expected spread, first, last"),
         ({"teacher_name_or_path": "./none"}, "--teacher_name_or_path: the folder ./none does not exist"),
         ({"class_weights": "balanced"}, "cannot be combined with --class_weights"),
         ({"distillation_weight": 1.5}, "--distillation_weight 1.5 must be at least 0 and at most 1"),

@@ -202,7 +202,7 @@ def test_several_labels_in_memory(run, workshop, tmp_path):
     ("changes", "message"),
     [
         ({"tune_thresholds": "f2"}, "--tune_thresholds: unknown value 'f2'. Choose one of f1, accuracy"),
-        ({"tune_thresholds": "macro_f1"}, "macro_f1: the data have two classes. Choose one of f1"),
+        ({"tune_thresholds": "macro_f1"}, "macro_f1 does not fit these data. f1 and accuracy need two classes"),
         ({"calibrate": True, "do_regression": True}, "--calibrate needs classes. This task predicts numbers"),
         ({"calibrate": True, "validation_file": None}, "--calibrate needs training examples, and at least 5 labeled"),
         ({"abstain_below": 1.5}, "--abstain_below 1.5 must be above 0 and at most 1"),
@@ -218,7 +218,7 @@ def test_thresholds_need_two_labels_and_fit_the_model(run, workshop, files, tmp_
     rows = [{"sentence": row["sentence"], "label": "abc"[i % 3]} for i, row in enumerate(sentences(30, 0))]
     (tmp_path / "three.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     both = dict.fromkeys(files, tmp_path / "three.jsonl")
-    with pytest.raises(InputError, match="These data have 3 classes and one label per example"):
+    with pytest.raises(InputError, match="--tune_thresholds f1 does not fit these data"):
         run_command("glue", arguments(workshop, tmp_path / "out", **both, tune_thresholds="f1"))
     shutil.copytree(run, tmp_path / "edited")
     config = json.loads((run / "config.json").read_text())
