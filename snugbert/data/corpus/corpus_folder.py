@@ -99,7 +99,7 @@ class CorpusFolder:
             return
         remove(join(self.url, index_name(name)))  # until the new one is there, the part is incomplete
         for each in (name, index_name(name)):
-            self.publish_file(each)
+            upload(self.folder / each, join(self.url, each))
         for each in (index_name(name), name):
             (self.folder / each).unlink()
 
