@@ -235,7 +235,10 @@ class RunTrainer(Trainer):
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """Extends Trainer's method: an invalid option raises an [`InputError`]."""
         with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
-            return super().create_scheduler(num_training_steps, optimizer)
+            return self._make_scheduler(num_training_steps, optimizer)
+
+    def _make_scheduler(self, num_training_steps: int, optimizer: Any) -> torch.optim.lr_scheduler.LRScheduler:
+        return super().create_scheduler(num_training_steps, optimizer)
 
     # --- batches ------------------------------------------------------------------------------------------------
 

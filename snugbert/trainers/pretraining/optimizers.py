@@ -1,4 +1,7 @@
-"""Optimizers that Trainer lacks or defines differently: LAMB and Muon. AdamW, the default, comes from Trainer."""
+"""Optimizers and a schedule that Trainer lacks or defines differently: LAMB, Muon, and warmup-stable-decay (WSD).
+
+AdamW, the default, and warmup with linear decay come from Trainer.
+"""
 
 import math
 from collections.abc import Callable
@@ -12,6 +15,7 @@ from transformers import TrainingArguments
 from snugbert.errors import InputError
 from snugbert.kernels_snugbert import has_own_kernels
 
+WSD_DECAY = 0.1  # share of the steps. 10 % of the tokens are enough: Hu et al. (2024), MiniCPM, section 4
 GPU_NUMBERS = 2**24  # numbers that Muon updates at once on a GPU, 64 MiB in float32: 28 matrices of 768 x 768
 CPU_MATRICES = 4  # matrices that a CPU updates at once. More do not fit into its cache
 
@@ -159,3 +163,18 @@ def _make_lamb(groups: list[dict[str, Any]], common: dict[str, Any], options: di
     optimizer = Lamb(groups, weight_decouple=False, adam_debias=True, **common, **options)
     optimizer.clamp = math.inf  # no limit of 10: the initial norm of BERT-base's word embeddings is 97
     return optimizer
+
+
+def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
+    """Returns the options of transformers' `get_wsd_schedule`, with a default length of the decay.
+
+    In `kwargs` (`--lr_scheduler_kwargs`), a `num_decay_steps` below 1 is a share of all steps. The default is 0.1.
+    """
+    given = (kwargs or {}).get("num_decay_steps", WSD_DECAY)
+    decay_steps = math.ceil(given * num_training_steps) if given < 1 else int(given)
+    if decay_steps < 1 or warmup_steps + decay_steps > num_training_steps:
+        raise InputError(
+            f"--lr_scheduler_kwargs: num_decay_steps {given} must be positive, and warmup and decay ({warmup_steps} + "
+            f"{decay_steps} steps) must fit into the run ({num_training_steps} steps)."
+        )
+    return {**(kwargs or {}), "num_decay_steps": decay_steps, "num_training_steps": num_training_steps}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from transformers import PreTrainedModel, TrainerState
+from transformers import PreTrainedModel, TrainerState, get_wsd_schedule
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import ModelOutput
 
@@ -47,7 +47,7 @@ from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
 from snugbert.trainers.pretraining.electra import ElectraPair
 from snugbert.trainers.pretraining.examples import PretrainingDataset, unwrap_subset
 from snugbert.trainers.pretraining.masked_distillation import distill, prepare_teacher
-from snugbert.trainers.pretraining.optimizers import make_optimizer
+from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.scores import (
     add_gain,
@@ -283,6 +283,14 @@ class PretrainingTrainer(RunTrainer):
             model = model or self.model
             self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
         return super()._make_optimizer(model)
+
+    def _make_scheduler(self, num_training_steps: int, optimizer: Any) -> torch.optim.lr_scheduler.LRScheduler:
+        if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
+            warmup_steps = self.args.get_warmup_steps(num_training_steps)
+            kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
+            self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)
+            self._created_lr_scheduler = True
+        return super()._make_scheduler(num_training_steps, optimizer)
 
     # --- a step -------------------------------------------------------------------------------------------------
 

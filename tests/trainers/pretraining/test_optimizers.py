@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from synthetic import make_trainer, tiny_model
-from transformers import TrainerCallback
+from transformers import TrainerCallback, get_wsd_schedule
 
 from snugbert import kernels_snugbert
 from snugbert.errors import InputError
@@ -21,6 +21,35 @@ def with_random_gradients(model, steps):
         for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         yield step
+
+
+# --- schedule -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "decay_steps"), [({}, 20), ({"num_decay_steps": 0.25}, 50), ({"num_decay_steps": 30}, 30)]
+)
+def test_wsd_equals_transformers(tmp_path, given, decay_steps):
+    trainer = make_trainer(
+        tmp_path,
+        max_steps=200,
+        warmup_steps=0.05,
+        lr_scheduler_type="warmup_stable_decay",
+        lr_scheduler_kwargs=given | {"decay_type": "linear"},
+    )
+    trainer.create_optimizer_and_scheduler(200)
+    expected = get_wsd_schedule(
+        torch.optim.SGD([torch.zeros(1)], lr=1e-3), 10, decay_steps, num_training_steps=200, decay_type="linear"
+    )
+    rates = []
+    for schedule in (trainer.lr_scheduler, expected):
+        rates.append([])
+        for _ in range(201):
+            rates[-1].append(schedule.get_last_lr()[0])
+            schedule.optimizer.step()
+            schedule.step()
+    assert rates[0] == rates[1]
+    assert rates[0][10] == rates[0][200 - decay_steps] == 1e-3 > rates[0][201 - decay_steps]
 
 
 # --- optimizers ---------------------------------------------------------------------------------------------------
@@ -190,7 +219,6 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path, optim,
         "save_steps": 6,
         "learning_rate": 5e-3,
         "lr_scheduler_type": "warmup_stable_decay",
-        "lr_scheduler_kwargs": {"num_decay_steps": 2},
     }
     straight = make_trainer(tmp_path / "straight", **arguments)
     straight.train()
@@ -216,10 +244,13 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path, optim,
     [
         ({"optim": "muon", "optim_args": "momentu=0.9"}, "--optim_args momentu=0.9: .*unexpected keyword argument"),
         ({"optim": "lamb"}, r"pip install 'snugbert\[lamb\]'"),
-        ({"lr_scheduler_type": "warmup_stable_decay"}, "--lr_scheduler_kwargs .*num_decay_steps"),
+        ({"lr_scheduler_kwargs": {"num_decay_steps": 0}}, "num_decay_steps 0 must be positive"),
+        ({"lr_scheduler_kwargs": {"num_decay_steps": 191}}, r"\(10 \+ 191 steps\) must fit into the run"),
+        ({"lr_scheduler_kwargs": {"decay": 0.5}}, "--lr_scheduler_kwargs .*unexpected keyword argument"),
     ],
 )
 def test_invalid_optimizers_and_schedules_are_errors(tmp_path, monkeypatch, options, message):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    schedule = {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 10}
     with pytest.raises(InputError, match=message):
-        make_trainer(tmp_path, max_steps=200, **options).create_optimizer_and_scheduler(200)
+        make_trainer(tmp_path, max_steps=200, **schedule, **options).create_optimizer_and_scheduler(200)
