@@ -3,7 +3,6 @@
 This module imports `datasets` only when a dataset is loaded, so that `--help` is fast.
 """
 
-import os
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -175,13 +174,15 @@ def describe_source(source: Path | str, config_name: str | None, split: str, num
 
 
 def hub_id(dataset_name: str | None) -> str | None:
-    """The name of a dataset on the Hub. None for a folder, or if there is no dataset."""
-    return None if dataset_name is None or Path(dataset_name).exists() else dataset_name
+    """The name of a dataset on the Hub. None for a folder, which may have moved, or if there is no dataset."""
+    if dataset_name is None or Path(dataset_name).exists():
+        return None
+    return dataset_name if re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", dataset_name) else None
 
 
 def describe_dataset(name: str) -> str:
     """The name of a dataset in results and cards: its Hub name, or the last part of a folder's path."""
-    return Path(name).resolve().name if os.path.isabs(name) or Path(name).exists() else name
+    return hub_id(name) or Path(name).resolve().name
 
 
 def describe_file(file: Path) -> str:

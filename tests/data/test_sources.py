@@ -48,9 +48,10 @@ def test_sources_are_existing_files_or_a_dataset(tmp_path):
 
 def test_data_have_short_names(tmp_path):
     (tmp_path / "reviews").mkdir()
-    assert hub_id("imdb") == "imdb" and hub_id(str(tmp_path)) is None and hub_id(None) is None
+    assert hub_id("imdb") == "imdb" and hub_id(None) is None
+    assert all(hub_id(folder) is None for folder in (str(tmp_path), "/moved/reviews", "./reviews"))
     assert describe_dataset("stanfordnlp/imdb") == "stanfordnlp/imdb"
-    assert describe_dataset(str(tmp_path / "reviews")) == "reviews"
+    assert describe_dataset(str(tmp_path / "reviews")) == describe_dataset("/moved/reviews") == "reviews"
     file = describe_source(Path("data/reviews.csv.gz"), None, "train", 3)
     assert file == ("reviews.csv.gz", "train", 3, None, None)
     assert describe_source(Path("data/reviews/train.jsonl"), None, "train", 3).name == "reviews/train.jsonl"

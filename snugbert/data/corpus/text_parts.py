@@ -20,6 +20,7 @@ from snugbert.data.documents import (
     read_documents,
 )
 from snugbert.data.repeated_text import RepeatCounter
+from snugbert.data.sources import describe_dataset, hub_id
 from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file
 from snugbert.errors import InputError
 from snugbert.storage.urls import find_entry
@@ -139,7 +140,9 @@ def plan_parts(
     files = [] if text.dataset_name is not None else find_files(text.train_file)
     if not files and text.dataset_name is None:
         raise InputError("no text. Pass --train_file or --dataset_name.")
-    names = tuple(name_files(files)) or (f"{DATASET}{text.dataset_name}",)
+    # A folder is stored as "./name", which is not a name on the Hub.
+    dataset = hub_id(text.dataset_name) or f"./{describe_dataset(str(text.dataset_name))}"
+    names = tuple(name_files(files)) or (f"{DATASET}{dataset}",)
     if not files or deduplicate is not None:
         # Each shard of a dataset reads its own files if there are enough. Otherwise, it reads all of the dataset.
         has_choice = not files and deduplicate is None and num_shards > 1

@@ -140,7 +140,7 @@ def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, token
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))
     _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
-    assert changed.num_documents == 5
+    assert changed.num_documents == 5 and [*changed.sources] == ["dataset ./data"]
 
 
 @pytest.mark.parametrize("row", [b'{"text": "b\xffd"}', b'{"te'])
