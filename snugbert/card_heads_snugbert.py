@@ -176,7 +176,7 @@ def how_to_load(name: str, head: Head, language: Any = None) -> str:
     `language` is the entry in the header of the card. If it is not English, dots replace the texts in the code.
     """
     model, languages = json.dumps(name), language if isinstance(language, list) else [language or "en"]
-    has_english = any(re.match(r"en\b", str(each).lower()) for each in languages)
+    has_english = not languages or any(re.split("[-_]", str(each).lower())[0] == "en" for each in languages)
     uses = [head.use, f"{head.use}\n{head.use_of_package}".rstrip()]
     if not has_english:
         uses = [_replace_texts(use) for use in uses]

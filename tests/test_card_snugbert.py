@@ -146,9 +146,10 @@ def test_the_code_of_a_card_in_another_language_runs(head, tokenizer, tmp_path, 
     """Its texts are dots."""
     new_model(head).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    english, *others = (how_to_load(str(tmp_path), CARDS[head], code) for code in (None, "en-GB", ["en", "de"], "yo"))
-    assert "..." not in english and others[:2] == [english, english]
-    code = others[2].rpartition("```python\n")[2].removesuffix("```")
+    codes = (None, [], "en_US", ["de", "en-GB"], "yo")
+    english, *others, yoruba = (how_to_load(str(tmp_path), CARDS[head], code) for code in codes)
+    assert "..." not in english and others == [english] * 3
+    code = yoruba.rpartition("```python\n")[2].removesuffix("```")
     exec(code, {})
     assert code.count("# Replace the dots with") == 1 and capsys.readouterr().out
     assert not re.search('"[A-Z][^"]* ', code)
