@@ -83,7 +83,9 @@ def find_start(args: FineTuningArguments) -> Start:
             return results if results.get("training") else None  # a run that only scores has no training
         return None
 
-    (finished,) = broadcast_object_list([raise_together(read)])
+    with raise_together():
+        finished = read()
+    (finished,) = broadcast_object_list([finished])
     return Start(finished, None if finished else check_output_dir(args, args.overwrite_output_dir))
 
 
@@ -145,7 +147,9 @@ def _check_finished_run(trainer: FineTuningTrainer) -> None:
     """Checks that the settings have not changed since the run finished. `push_to_hub` uploads its folder again."""
     output_dir = str(trainer.args.output_dir)
     trainer.run_settings.command_settings = compared_settings(trainer.prepared, trainer.args, finished=True)
-    raise_together(lambda: trainer.compare_settings(output_dir) if trainer.is_world_process_zero() else None)
+    with raise_together():
+        if trainer.is_world_process_zero():
+            trainer.compare_settings(output_dir)
     logger.info("%s contains this run, which is finished. Nothing was computed.", output_dir)
     if trainer.args.push_to_hub:  # an earlier upload may have failed
         trainer.uploads.upload_output_dir()

@@ -63,18 +63,13 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     if output is not None and output.folder != output_dir:  # one of several runs, whose command has locked the store
         output = None
     with ExitStack() as stack:
-
-        def begin() -> None:
-            if not training_args.should_save:
-                return
-            if is_dry_run and output is None:
+        with raise_together():
+            if training_args.should_save and is_dry_run and output is None:
                 _check_folder(output_dir)
-            elif not holds_lock(output_dir / LOCK_NAME):
+            elif training_args.should_save and not holds_lock(output_dir / LOCK_NAME):
                 _lock(output_dir, stack)
                 if output is not None:
                     stack.enter_context(_look_into_store(output) if is_dry_run else run_in_store(output))
-
-        raise_together(begin)
         yield
 
 
@@ -137,7 +132,8 @@ def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     resume = str(training_args.resume_from_checkpoint or "")
     resume = "" if resume.lower() == "false" else resume
     checkpoint = _find_for_all(training_args, resume) if resume else None
-    raise_together(lambda: _check_run_files(training_args, resume, checkpoint, overwrite))
+    with raise_together():
+        _check_run_files(training_args, resume, checkpoint, overwrite)
     return None if checkpoint is None else str(checkpoint)
 
 
@@ -175,26 +171,24 @@ def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
             output.upload_checkpoints()
         return checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
 
-    (found,) = broadcast_object_list([raise_together(find)])
+    with raise_together():
+        found = find()
+    (found,) = broadcast_object_list([found])
     if found is None:
         return None
     name, manifest = found
     checkpoint = output_dir / name if resume.lower() == "true" else Path(resume)
-
-    def copy_to_machine() -> None:
-        if args.process_index == 0 or args.local_process_index > 0:
-            return
-        if find_output(checkpoint) is not None:
+    is_on_another_machine = args.process_index > 0 and args.local_process_index == 0
+    with raise_together():
+        if is_on_another_machine and find_output(checkpoint) is not None:
             local = list_checkpoints(checkpoint.parent)  # of an earlier start, or of another run
             remove_checkpoints([each for each in local if each != checkpoint or _read_manifest(each) != manifest])
             download_checkpoint(checkpoint)
-        if _read_manifest(checkpoint) != manifest:
+        if is_on_another_machine and _read_manifest(checkpoint) != manifest:
             raise InputError(
                 f"{checkpoint} of the first machine is missing on {platform.node()}. Use an --output_dir that all "
                 "machines share, or a bucket."
             )
-
-    raise_together(copy_to_machine)
     return checkpoint
 
 
@@ -288,7 +282,8 @@ def check_disk_space(
     Files that the run replaces count as free. A dry run passes the `output_dir` that it leaves unchanged.
     """
     folder = output_dir or Path(args.output_dir or "")
-    raise_together(lambda: _compare_with_free_space(args, list(parameters), folder.absolute()))
+    with raise_together():
+        _compare_with_free_space(args, list(parameters), folder.absolute())
 
 
 def _compare_with_free_space(args: TrainingArguments, parameters: list[nn.Parameter], output_dir: Path) -> None:

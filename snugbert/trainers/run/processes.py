@@ -5,8 +5,8 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch.distributed as dist
 from huggingface_hub import HfApi
@@ -19,8 +19,6 @@ from transformers.utils import logging as transformers_logging
 from snugbert.cli.device_arguments import PRECISIONS, DeviceArguments
 from snugbert.errors import InputError, join_lines
 from snugbert.shared_cores import share_cores
-
-T = TypeVar("T")
 
 # Phrases in torch's errors about a lost process. Other errors, such as a wrong interface, keep their traceback.
 LOST = re.compile(
@@ -104,16 +102,17 @@ def wait_for_all() -> None:
         PartialState().wait_for_everyone()
 
 
-def raise_together(function: Callable[[], T]) -> T:
-    """Calls `function` in every process. If one process raises an InputError, all processes raise it.
+@contextmanager
+def raise_together() -> Iterator[None]:
+    """If one process raises an InputError in the block, all processes raise it. Every process must enter the block.
 
-    `function` must not communicate. An OSError becomes an InputError. The message names the machine of the process.
+    The block must not communicate. An OSError becomes an InputError. The message names the machine of the process.
     """
     from accelerate.utils import gather_object  # only here, because `--help` works without it
 
     error: InputError | None = None
     try:
-        result = function()
+        yield
     except InputError as raised:
         error = raised
     except (OSError, SafetensorError) as raised:  # such as a full disk
@@ -123,7 +122,6 @@ def raise_together(function: Callable[[], T]) -> T:
     answers = gather_object([None if error is None else (platform.node(), str(error))])
     for host, message in filter(None, answers):
         raise error or InputError(message if host == platform.node() else f"{host}: {message}")
-    return result
 
 
 def explain_lost_process(error: RuntimeError) -> str | None:
