@@ -8,7 +8,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -104,6 +104,7 @@ def pretrain(
     training_args.do_eval |= bool(data_args.validation_file)
     if data_args.show:
         training_args.do_train, training_args.do_eval, data_args.validation_file = True, False, []
+        data_args.parsed_phases = data_args.parsed_phases[:1]
     set_up(training_args)
     _check_arguments(model_args, data_args)
     tokenizer = load_tokenizer(model_args)
@@ -120,14 +121,18 @@ def pretrain(
     )
     is_temporary = training_args.dry_run or data_args.show
     epochs = shared_folder() if is_temporary else nullcontext(Path(training_args.output_dir or "") / "epochs")
-    lock = nullcontext() if data_args.show else lock_output_dir(training_args)
-    with lock, epochs as epochs_dir:
-        prepared = open_prepared(data_args, tokenizer, epochs_dir / "blocks")
+    with epochs as epochs_dir, ExitStack() as stack:
+        with raise_together():
+            prepared = open_prepared(data_args, tokenizer, epochs_dir / "blocks")
         data_args.language = _choose_language(model_args, data_args.language, prepared, tokenizer, config)
         if data_args.show:
             data = _prepare_data(data_args, training_args, tokenizer, model_args.cache_dir, prepared, epochs_dir)
-            _show_examples(data.phases[0].dataset, collator, data_args.show)
+            _show_examples(data.datasets[0], collator, data_args.show)
             return
+        stack.enter_context(lock_output_dir(training_args))  # creates the folder
+        if training_args.should_save:
+            for unfinished in epochs_dir.glob("*.unfinished"):  # tables of a killed run
+                unfinished.unlink(missing_ok=True)
         teacher = load_teacher(model_args, teacher_config) if teacher_config and training_args.do_train else None
         initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
         checkpoint = _find_checkpoint(training_args, initial_weights, config) if training_args.do_train else None
@@ -329,9 +334,10 @@ def _make_trainer(**arguments: Any) -> PretrainingTrainer:
 
 @dataclass
 class _Data:
-    """The text of a run and its examples. Without training, there are no phases and no settings."""
+    """The text of a run and its examples. Without training, there are no datasets, phases and settings."""
 
     train_corpus: Corpus | None
+    datasets: list[PretrainingDataset] = field(default_factory=list)  # one for each phase
     phases: list[Phase] = field(default_factory=list)
     phase_texts: list[str] = field(default_factory=list)  # describe the phases
     settings: dict[str, Any] = field(default_factory=dict)
@@ -348,18 +354,19 @@ def _prepare_data(
 ) -> _Data:
     """Prepares the text, makes its examples, and plans the phases of the run."""
     do_train, do_eval = training_args.do_train, training_args.do_eval
-    train_corpus, validation_corpus = raise_together(  # machines may prepare the text for hours
-        lambda: load_corpora(data_args, do_train, do_eval, cache_dir, tokenizer, prepared)
-    )
+    with raise_together():  # machines may prepare the text for hours
+        train_corpus, validation_corpus = load_corpora(data_args, do_train, do_eval, cache_dir, tokenizer, prepared)
     make_examples = functools.partial(make_dataset, data_args=data_args, tokenizer=tokenizer, epochs_dir=epochs_dir)
     data = _Data(train_corpus)
     if do_train and train_corpus is not None:
         seed = training_args.examples_seed
-        datasets = [
+        data.datasets = [
             make_examples(train_corpus, "training text", length, seed=seed, objective=objective)
             for length, _, objective in data_args.parsed_phases
         ]
-        data.phases = plan_phases(datasets, [phase.share for phase in data_args.parsed_phases], training_args)
+        if data_args.show:
+            return data
+        data.phases = plan_phases(data.datasets, [phase.share for phase in data_args.parsed_phases], training_args)
         data.phase_texts = describe_phases(data.phases)
         for text in data.phase_texts:
             logger.info("training: %s", text)
@@ -393,7 +400,7 @@ def _run(
             print(f"\nTrained {trainer.state.global_step:,} steps{after} {duration}.")
         if data.validation is not None:
             print(f"\n{format_comparison(metrics, baselines, PAIR_TASKS.get(data.validation.objective))}")
-        _print_files(Path(args.output_dir or ""), args.do_train, hub_flags)
+        _print_files(Path(args.output_dir or ""), args.do_train, bool(metrics), hub_flags)
     if args.do_train and args.push_to_hub:
         trainer.push_to_hub()
 
@@ -414,10 +421,11 @@ def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines
 
 
-def _print_files(output_dir: Path, trained: bool, hub_flags: dict[str, Any]) -> None:
+def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: dict[str, Any]) -> None:
     files = {"model": "", "generator": GENERATOR_FOLDER, "plot": TRAINING_PLOT, "model card": "README.md"}
+    results = {"metrics": "eval_results.json"} if evaluated else {}  # not of an earlier run
     print()
-    for name, file in ((files if trained else {}) | {"metrics": "eval_results.json"}).items():
+    for name, file in ((files if trained else {}) | results).items():
         if (output_dir / file).exists():  # only ELECTRA has a generator, and a short run has no plot
             print(f"{name:<12}{output_dir / file}")
     if trained:

@@ -231,6 +231,8 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
+    assert run(small_run, train_file=None, corpus=tmp_path / "typo", output_dir=tmp_path / "new") == 2
+    assert not (tmp_path / "new").exists()
     more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:62.5%:mlm,40:37.5%"}
     more |= {"bigram_init": "true", "optim": "muon", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 4}
     with caplog.at_level("INFO", logger="snugbert"):
@@ -288,7 +290,7 @@ def test_examples_are_shown(small_run, capsys):
     assert run(small_run, **more) == 0
     shown = capsys.readouterr().out
     assert "[MASK]{" in shown and shown.count("to predict") == 3 and "\n3. B is " in shown
-    run(small_run, **more, phases="40:50%:mlm,40:50%")
+    assert run(small_run, **more, phases="40:90%:mlm,40:10%", max_steps=1) == 0  # the second phase gets no steps
     assert "- " in (shown := capsys.readouterr().out) and "B is " not in shown
     run(small_run, **more, objective="electra")
     assert "The discriminator reads the generator's predictions" in " ".join(capsys.readouterr().out.split())
