@@ -13,6 +13,7 @@ from snugbert.errors import InputError
 from snugbert.gpu import compilation
 from snugbert.gpu.compilation import COMPILE_PASSES, Compilation, compile_model
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 
 # inductor uses functions of torch that are deprecated.
@@ -40,6 +41,14 @@ def test_a_gpu_compiles_more_parts_than_a_cpu():
     assert compile_model(torch.nn.Linear(2, 2), device=CUDA) == []
 
 
+def test_no_mode_uses_the_cuda_graphs_of_torch(monkeypatch):
+    used = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: used.append(options["mode"]))
+    for mode in (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+        compile_model(tiny_model(model=snugbert.SnugBertModel), mode=mode)
+    assert used[::2] == [None, "default", None, *["max-autotune-no-cudagraphs"] * 2]
+
+
 @pytest.mark.parametrize(
     ("trainer_class", "device", "chosen", "passes", "problem", "compiles", "line"),
     [
@@ -63,6 +72,24 @@ def test_when_runs_compile(trainer_class, device, chosen, passes, problem, compi
     Compilation(trainer_class.passes_to_repay_compiling).on_train_begin(args, state, None, model=model)
     assert bool(list_compiled(model)) == compiles
     assert caplog.messages[0].startswith(line) if line else not caplog.messages
+
+
+def test_a_compiler_that_the_user_asked_for_must_work(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no gcc" + 1000 * " and more")
+
+    find = compilation.find_compiler_problem.__wrapped__  # without the cache
+    monkeypatch.setattr(torch, "compile", lambda *_, **options: fail)
+    monkeypatch.setattr(compilation, "find_compiler_problem", lambda device: find(CPU))
+    monkeypatch.setattr(PretrainingArguments, "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(PretrainingTrainer, "_move_model_to_device", lambda *_: None)
+    with pytest.raises(
+        InputError, match=r"--torch_compile: .*\(RuntimeError: no gcc and.* add --torch_compile false"
+    ) as caught:
+        make_trainer(tmp_path, torch_compile=True)
+    assert len(str(caught.value)) < 600
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    assert find(CPU) is None
 
 
 def test_a_failure_of_the_compiler_is_a_short_error(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 from emulated_graphs import emulated_graphs
 from parity import HEADS, ours_and_stock, packed, ragged_batch, scalar
 
+from snugbert.errors import InputError
 from snugbert.gpu import cuda_graphs
 from snugbert.gpu.cuda_graphs import CudaGraphs
 
@@ -115,6 +116,22 @@ def test_what_no_graph_can_do_runs_eagerly(make, reason, log, monkeypatch):
     assert len(log.messages) == 1 and log.messages[0].startswith(f"CUDA graphs: off, because {reason}")
 
 
+def test_a_wait_of_the_second_batch_may_be_a_compilation():
+    model = ours_and_stock("ForMaskedLM")[0].train()
+    calls = []
+
+    def step(batch):
+        calls.append(1)
+        if len(calls) == 2:
+            batch["input_ids"].sum().item()
+        return make_step(model)(batch)
+
+    graphs = CudaGraphs(step, model)
+    with emulated_graphs():
+        train(model, graphs, make_batches("ForMaskedLM", 10)[::2])
+    assert graphs.count == 1 and len(calls) == 4  # the fourth is recorded
+
+
 @pytest.mark.parametrize("kind", ["module", "parameter"])
 def test_hooks_after_the_recording_turn_graphs_off(kind, log):
     model = ours_and_stock("ForMaskedLM")[0].train()
@@ -160,6 +177,31 @@ def test_threads_get_their_own_results():
         assert all(map(predict, range(6))) and graphs.count == 1
         with ThreadPoolExecutor(4) as threads:
             assert all(threads.map(predict, range(60)))
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("broken")])
+def test_a_recording_fails(error, log):
+    """Without memory, the step runs eagerly. Other errors name the remedy."""
+    model, calls = ours_and_stock("Model")[0].eval(), []
+
+    def step(batch):
+        calls.append(1)
+        if len(calls) == 3:  # the recording
+            raise error
+        return model(**batch).pooler_output
+
+    graphs, batches = CudaGraphs(step, model), make_batches("Model", 6)[::2]
+    with emulated_graphs(), torch.no_grad():
+        graphs(batches[0])
+        graphs(batches[1])
+        if isinstance(error, torch.OutOfMemoryError):
+            assert graphs(batches[2]).equal(model(**batches[2]).pooler_output)
+            assert graphs.count == 0 and "too little free memory" in log.messages[-1]
+        else:
+            with pytest.raises(
+                InputError, match=r"could not be recorded \(RuntimeError: broken\).*--cuda_graphs false"
+            ):
+                graphs(batches[2])
 
 
 def test_without_memory_the_graphs_are_dropped(log):
