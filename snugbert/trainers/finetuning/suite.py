@@ -16,7 +16,7 @@ from snugbert.reports.results import RESULTS, read_results
 from snugbert.reports.score_tables import suite_table
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.task_arguments import GlueDataArguments
-from snugbert.trainers.finetuning.fine_tune import run_fine_tuning, run_task
+from snugbert.trainers.finetuning.fine_tune import refuse_distillation_flags, run_fine_tuning, run_task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run_records import check_plan, make_plan, prepare_folders
 from snugbert.trainers.run.folder import lock_output_dir
@@ -51,6 +51,7 @@ def run_suite(
     names = tasks_with_data(data_args, wanted)
     if model_args.teacher_name_or_path is not None:
         raise InputError("--teacher_name_or_path: each task needs its own teacher. Set --task_name to one task.")
+    refuse_distillation_flags(training_args)
     if training_args.class_weights is not None or training_args.varies("class_weights"):
         raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
     plan = make_plan(model_args, training_args, asdict(data_args))

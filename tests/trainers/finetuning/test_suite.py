@@ -166,6 +166,7 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, monkeypatch, caps
         search.write_text(f"settings: {{{flag}: [1.0]}}")
         with pytest.raises(InputError, match=f"--{flag}"):
             run_command("glue", [*command, "--sweep", str(search), "--overwrite_output_dir"])
+        assert (tmp_path / "out" / "results.json").exists()  # a refused command removes nothing
 
 
 def test_each_task_of_the_suite_has_a_name_on_the_hub(tmp_path):
