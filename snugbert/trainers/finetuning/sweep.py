@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 OTHER_FLAGS = re.compile(r"[\w.+-]{0,160}", re.ASCII)  # in a folder's name. File systems allow 255 bytes
 MOST_REPEATS = 100  # If only time limits a sweep, it ends after this many suggestions in a row without a new setting.
+ACCUMULATION = "gradient_accumulation_steps"
 # Every table has columns for these flags.
 IN_COLUMNS = (BATCH_SIZE, "per_device_train_batch_size", "learning_rate", "num_train_epochs")
 
@@ -199,11 +200,15 @@ class Sweep:
 
         One flag varies at a time, and all other flags keep their first value. The last run has the last value of all
         flags. Ranges are tried at both ends only. Values of `IN_COLUMNS` fit every model. All others make a trainer.
+        Each batch size has to be divisible by each number of accumulation steps, so all pairs are planned.
         """
         varied = {flag: values.extremes for flag, values in self.search.settings.items()}
-        if isinstance(sizes := self.search.settings.get(BATCH_SIZE), Choices):  # each has to be divisible
-            varied[BATCH_SIZE] = sizes.values
         first, last = ({flag: values[place] for flag, values in varied.items()} for place in (0, -1))
+        batch_sizes = self.search.settings.get(BATCH_SIZE, Choices(()))
+        all_steps = self.search.settings.get(ACCUMULATION, Choices((self.args.gradient_accumulation_steps,)))
+        for size in batch_sizes.values:
+            for steps in all_steps.values:
+                self.plan(first | {BATCH_SIZE: size, ACCUMULATION: steps}, self.args.seed)
         checked: list[dict[str, Any]] = [{}]
         with tempfile.TemporaryDirectory() as folder:
             for setting in [*(first | {flag: value} for flag in varied for value in varied[flag]), last]:
