@@ -12,6 +12,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
@@ -38,7 +40,7 @@ from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import ROW, TEACHER_LOGITS, SoftTargetCollator, distillation_loss
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import digest_features
-from snugbert.trainers.run.processes import wait_for_all
+from snugbert.trainers.run.processes import raise_together, wait_for_all
 
 PART = 16384  # examples in a file of cached logits: some minutes of work on a CPU
 
@@ -196,8 +198,8 @@ def compute_items(
         part = features.select(range(start, min(start + PART, len(features))))
         key = [teacher, "items", digest_features(part.remove_columns(keyed)), trainer.accelerator.mixed_precision]
         file = folder / f"{hash_json(key)}.safetensors"
-        is_cached = trainer.is_world_process_zero() and file.exists()
-        (items,) = broadcast_object_list([load_file(file)["0"] if is_cached else None])
+        read = partial(_read, file, trainer.is_world_process_zero())
+        (items,) = broadcast_object_list([raise_together(read)])
         if items is None:
             logits: Any = trainer.predict(part.remove_columns(labels)).predictions
             items = trainer.output.select_items(logits, part).astype(np.float32)
@@ -211,8 +213,21 @@ def compute_items(
     return np.concatenate(parts)
 
 
+def _read(file: Path, is_main: bool) -> np.ndarray | None:
+    """Reads cached logits in the main process. None: they are not cached."""
+    if not is_main or not file.exists():
+        return None
+    try:
+        return load_file(file)["0"]
+    except SafetensorError as error:
+        raise InputError(f"{file} is damaged ({error}). Remove this file. The next run computes it again.") from error
+
+
 def _write(file: Path, items: np.ndarray) -> None:
-    """Writes a whole file or nothing."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
-        save_file({"0": np.ascontiguousarray(items)}, unfinished)
+    """Writes a whole file or nothing. If the disk is full, the logits are not cached."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
+            save_file({"0": np.ascontiguousarray(items)}, unfinished)
+    except (OSError, SafetensorError) as error:
+        logger.warning("the teacher's logits are not cached: %s", error)

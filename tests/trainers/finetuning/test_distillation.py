@@ -138,7 +138,7 @@ def test_two_processes_equal_one(folder, tmp_path):
             torch.testing.assert_close(two[name], one[name], atol=1e-4, rtol=0, msg=name)
 
 
-def test_logits_are_computed_once(folder, tmp_path, predicted):
+def test_logits_are_computed_once(folder, tmp_path, predicted, caplog):
     """160 training examples. Training scores the student on the validation examples."""
 
     def run(name: str, **changes: object) -> None:
@@ -160,6 +160,15 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
     write_csv(tmp_path / "other.csv", [*sentences(159, seed=1), *sentences(1, seed=9)])
     run("other-text", train_file=tmp_path / "other.csv")
     assert predicted == [160]
+    cache = tmp_path / "cache/snugbert/teachers"
+    for file in cache.iterdir():
+        os.truncate(file, 100)
+    with pytest.raises(InputError, match=r"teachers/\w+\.safetensors is damaged .* Remove this file"):
+        run("damaged")
+    shutil.rmtree(cache)
+    cache.touch()  # nothing can be cached in it
+    run("not-cached")
+    assert predicted == [160] and "the teacher's logits are not cached" in caplog.text
 
 
 def train_until(argv: list[str], step: int, number: signal.Signals) -> None:
