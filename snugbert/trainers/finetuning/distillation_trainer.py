@@ -34,7 +34,7 @@ from snugbert.families.students import hash_model
 from snugbert.files import hash_json, replacing
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.storage.inputs import work_folder
-from snugbert.tasks.base import Task
+from snugbert.tasks.base import Sources, Task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import ROW, TEACHER_LOGITS, SoftTargetCollator, distillation_loss
@@ -90,6 +90,7 @@ class DistillationTrainer(FineTuningTrainer):
             sources = name_sources(
                 train_dataset=train_dataset, unlabeled_dataset=unlabeled_dataset, eval_dataset=first
             )
+            check_distillation(args, sources)
             is_new = isinstance(model, str) and model in SIZES and not Path(model).exists()
             if is_new and processing_class is None and not isinstance(teacher, PreTrainedModel):
                 processing_class = load_tokenizer(TokenizerArguments(tokenizer_name=str(teacher)))
@@ -138,13 +139,22 @@ class DistillationTrainer(FineTuningTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
+def check_distillation(args: FineTuningArguments, sources: Sources) -> None:
+    """Refuses what cannot be distilled, before data are read."""
+    if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
+        raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
+    if "train" not in sources and "unlabeled" not in sources:
+        raise InputError(
+            "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
+            "--do_predict, also pass --do_train."
+        )
+
+
 def add_soft_targets(student: PreparedTask, teacher: PreparedTask, args: FineTuningArguments) -> None:
     """Computes the teacher's logits of the training examples. Every process must call this.
 
     Teacher and student may have different tokenizers if their items are the same, such as words.
     """
-    if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
-        raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
     student.settings |= {
         "teacher": find_base_model(teacher.model_args.model_name_or_path)[1],
         "distillation_temperature": args.distillation_temperature,
