@@ -350,6 +350,7 @@ class Sweep:
             hub = HfApi(token=args.hub_token)
             repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
         results: RunResults = {**best.results, "sweep": summary}  # type: ignore[typeddict-item]
+        results.pop("seconds")  # of the best run only
         card_name, base_model = repository or args.hub_model_id, prepared.model_args.model_name_or_path
         write_finetuning_card(self.output_dir, prepared.facts, results, base_model, card_name, tables)
         write_results(self.output_dir, results, tables)

@@ -66,6 +66,7 @@ def test_a_sweep_over_a_grid_and_seeds(tokenizer, tmp_path, monkeypatch):
     sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
     results = read_results(tmp_path / "a")
     rows = results["sweep"]["settings"]
+    assert "seconds" not in results  # of the best run
     assert len(rows) == 4 and all(len(row["scores"]) == 2 for row in rows)
     for row in rows:
         assert row["mean"] == pytest.approx(np.mean(row["scores"]))
