@@ -238,7 +238,11 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
 
     Sets without labels or without a baseline are skipped. `metrics`: evaluation set -> metric -> value.
     """
-    task, metric, sentences = prepared.task, prepared.task.main_metric, []
+    task = prepared.task
+    metric = task.main_metric
+    lower_is_better = metric in LOWER_IS_BETTER
+    perfect = 0 if lower_is_better else task.perfect_score
+    sentences, unbeatable = [], []
     for examples in prepared.evaluation_sets:
         score, baseline = metrics[examples.name].get(metric), examples.baseline
         if score is None or baseline is None:
@@ -250,14 +254,18 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
         ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
         if math.isnan(score):
             sentences.append(f"{title} is undefined, because all predictions or all correct values are the same.")
-        elif ours == theirs:
-            sentences.append(f"{title} {ours} equals the baseline ({answer}).")
-        elif (score > to_beat) if metric in LOWER_IS_BETTER else (score < to_beat):
-            side = "above" if metric in LOWER_IS_BETTER else "below"
-            sentences.append(f"{title} {ours} is {side} the baseline, {theirs} ({answer}).")
+        elif score == to_beat == perfect:
+            unbeatable.append(
+                f"{title} {ours} equals the baseline ({answer}). All examples have the same answer. Add examples with "
+                "other answers."
+            )
+        elif (score >= to_beat) if lower_is_better else (score <= to_beat):
+            side = "above" if lower_is_better else "below"
+            relation = "equals the baseline" if ours == theirs else f"is {side} the baseline, {theirs}"
+            sentences.append(f"{title} {ours} {relation} ({answer}).")
     if sentences:
         sentences.append(ADVICE_WITHOUT_TRAINING if prepared.train_features is None else ADVICE)
-    return sentences
+    return sentences + unbeatable
 
 
 # --- a dry run -----------------------------------------------------------------------------------------------------
