@@ -283,7 +283,7 @@ def run_dry_fine_tuning(
     Every process must call this. In a sweep, `args` are the first run's. `number` of runs and `seconds` are what is
     left. None: no limit. The first run may take longer than `seconds`.
     """
-    total, rows = 0.0, {"training": "nothing to do, the run is finished"}
+    total, rows = 0.0, {"training": "nothing to do, everything is finished"}
     if number != 0:
         rows, one = _measure(prepared, args, checkpoint)
         total = math.inf if number is None else number * one
