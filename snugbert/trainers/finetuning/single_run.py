@@ -314,7 +314,9 @@ def _measure(
             steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
             left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
             if prepared.validation_set is not None:
-                evaluations[prepared.validation_set.name] = _count_evaluations(trainer.args, steps)
+                # After thresholds or a temperature are chosen, the examples are scored again.
+                number = _count_evaluations(trainer.args, steps) + prepared.task.chooses_decisions
+                evaluations[prepared.validation_set.name] = number
             resumed = "" if checkpoint is None else f", {left:,} left after {checkpoint}"
             batch = trainer.get_total_train_batch_size(trainer.args)
             epochs = steps * batch / len(prepared.train_features) if args.max_steps > 0 else args.num_train_epochs
