@@ -127,7 +127,8 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
         epochs, steps = training["epoch"], format_count(int(training["train_steps"]), "step")
         amount = f"{epochs:g} epoch{'s' * (epochs != 1)} ({steps})"
         title = f"{task.name}: trained {amount} in {duration}"
-    lines, intervals, perfect_score = [], results.get("intervals", {}), results["perfect_score"]
+    lines = []
+    intervals, perfect_score = results.get("intervals", {}), results["perfect_score"]
     for name, metrics in results["metrics"].items():
         shown = {metric: value for metric, value in metrics.items() if metric in task.metrics} or metrics
         baseline = results["baselines"].get(name, {})

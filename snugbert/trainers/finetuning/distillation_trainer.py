@@ -119,7 +119,8 @@ class DistillationTrainer(FineTuningTrainer):
         """Returns the sum of [`distillation_loss`], divided by the items in all accumulated batches and processes."""
         if TEACHER_LOGITS not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        args, inputs = self.args, dict(inputs)
+        args = self.args
+        inputs = dict(inputs)
         teacher = inputs.pop(TEACHER_LOGITS)
         labels = self.output.pop_labels(inputs)
         outputs = model(**inputs)

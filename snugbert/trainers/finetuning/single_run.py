@@ -100,7 +100,8 @@ def fine_tune(
     the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or in the
     command that it resumes. If the run is already finished, returns its results. Exceptions of callbacks end the run.
     """
-    begin, trains = time.monotonic(), prepared.train_features is not None
+    begin = time.monotonic()
+    trains = prepared.train_features is not None
     start = (start or find_start(args)) if trains else Start(None, None)
     trainer = make_trainer(prepared, args, callbacks)
     if start.finished is not None:
@@ -218,7 +219,8 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
 
 def _draw_learning_curve(trainer: FineTuningTrainer, scores: dict[str, SetScores]) -> None:
     """Draws `learning_curve.png`, with the loss and the main metric of the final model on the validation examples."""
-    task, examples, chosen = trainer.prepared.task, trainer.prepared.validation_set, trainer.args.metric_for_best_model
+    task, examples = trainer.prepared.task, trainer.prepared.validation_set
+    chosen = trainer.args.metric_for_best_model
     metric = task.main_metric if chosen == "loss" else str(chosen)
     final: dict[str, float] = {}
     baseline = None
@@ -283,7 +285,8 @@ def run_dry_fine_tuning(
     Every process must call this. In a sweep, `args` are the first run's. `number` of runs and `seconds` are what is
     left. None: no limit. The first run may take longer than `seconds`.
     """
-    total, rows = 0.0, {"training": "nothing to do, everything is finished"}
+    total = 0.0
+    rows = {"training": "nothing to do, everything is finished"}
     if number != 0:
         rows, one = _measure(prepared, args, checkpoint)
         total = math.inf if number is None else number * one
@@ -300,7 +303,8 @@ def _measure(
     prepared: PreparedTask, args: FineTuningArguments, checkpoint: str | None
 ) -> tuple[dict[str, str], float]:
     """Takes a few steps of a run. Returns the rows of its plan, and its expected seconds."""
-    begin, training, watches = seconds_since_start(), 0.0, []
+    begin = seconds_since_start()
+    training, watches = 0.0, []
     evaluations = {each.name: 1 for each in prepared.evaluation_sets}
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_dry_trainer(prepared, args, folder)

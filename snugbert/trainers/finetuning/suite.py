@@ -55,11 +55,12 @@ def run_suite(
     if training_args.class_weights is not None or training_args.varies("class_weights"):
         raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
     plan = make_plan(model_args, training_args, asdict(data_args))
-    folders, seconds = [output_dir, *(output_dir / name for name in TASKS)], 0.0
+    folders = [output_dir, *(output_dir / name for name in TASKS)]
     repeats = training_args.sweeps or training_args.overwrite_output_dir  # a sweep skips its finished runs
     continues = not training_args.overwrite_output_dir and check_plan("suite", plan, folders)
     if not training_args.dry_run:
         prepare_folders("suite", plan, folders, continues)
+    seconds = 0.0
     for index, name in enumerate(names, start=1):
         logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
         if repeats or not (output_dir / name / RESULTS).exists():

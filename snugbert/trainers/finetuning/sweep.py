@@ -70,7 +70,8 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     Returns the expected seconds of a dry run, otherwise 0.
     """
     sweep = Sweep(prepared, args)
-    plan, folders = sweep.make_plan(), [sweep.output_dir]
+    plan = sweep.make_plan()
+    folders = [sweep.output_dir]
     (continues,) = broadcast_object_list([not args.overwrite_output_dir and check_plan("sweep", plan, folders)])
     if not continues:
         sweep.check_values()
@@ -337,7 +338,8 @@ class Sweep:
         if not best.is_complete:
             raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
         if (decisions := best.results.get("decisions")) is not None:  # the task may have the thresholds of another run
-            labels, thresholds = prepared.task.labels or [], decisions["thresholds"]
+            labels = prepared.task.labels or []
+            thresholds = decisions["thresholds"]
             prepared.task.thresholds = {i: thresholds[label] for i, label in enumerate(labels) if label in thresholds}
         summary = summarize_sweep(runs, self.objective, range(args.seed, args.seed + args.seeds))
         tables = sweep_tables(summary, list(best.setting), prepared.task.perfect_score)
@@ -351,7 +353,8 @@ class Sweep:
             repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
         results: RunResults = {**best.results, "sweep": summary}  # type: ignore[typeddict-item]
         results.pop("seconds")  # of the best run only
-        card_name, base_model = repository or args.hub_model_id, prepared.model_args.model_name_or_path
+        card_name = repository or args.hub_model_id
+        base_model = prepared.model_args.model_name_or_path
         write_finetuning_card(self.output_dir, prepared.facts, results, base_model, card_name, tables)
         write_results(self.output_dir, results, tables)
         print(f"\n{tables}\n\n{format_summary(prepared.facts, results, self.output_dir)}", flush=True)
