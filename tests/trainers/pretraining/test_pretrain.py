@@ -145,7 +145,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
     )
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
-    assert card.data.language == "fr" and "Paris est la" in card.text and "Paris is" not in card.text
+    assert card.data.language == "fr" and "Paris is" not in card.text
     assert "120 documents" in card.text and "8 steps of 16 examples of at most 40 tokens, " in card.text
     assert not (tmp_path / "epochs").exists()  # needed only during the run
 
