@@ -133,11 +133,7 @@ class RemoteOutput:
         manifests.sort(key=lambda name: _read_step(split_checkpoint(name)[0]))
         names = [*filter(_is_uploaded, entries), *manifests]
         announce_copy(self.url, {name: entries[name] for name in names})
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name not in (LOCK_NAME, OWNER):
-                path.unlink()
+        self._remove_files()
         for name in names:
             download(join(self.url, name), self.folder / name, entries[name])
         self._write_stored(self._list_files())
@@ -208,9 +204,17 @@ class RemoteOutput:
         write_atomically(self.folder / STORED, json.dumps(versions))
 
     def clear(self) -> None:
-        """Removes the local folder. First removes the file that marks the folder as newer than the store."""
+        """Removes the local files. First removes the file that marks the folder as newer than the store."""
         (self.folder / OWNER).unlink(missing_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):
+            self._remove_files()
+
+    def _remove_files(self) -> None:
+        for path in self.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in (LOCK_NAME, OWNER):  # this process still holds the lock
+                path.unlink()
 
 
 def _is_uploaded(name: str) -> bool:
@@ -279,7 +283,9 @@ def write_output(output: RemoteOutput, run: Callable[[], object]) -> None:
                 except InputError as error:
                     raise InputError(f"{error} The whole output is in {output.folder}.") from error
             output.clear()
-        shutil.rmtree(output.folder.parent, ignore_errors=True)
+        with suppress(OSError):  # another process may have begun
+            output.folder.rmdir()
+            output.folder.parent.rmdir()
     except LockTaken as holder:
         raise InputError(f"{output}: {holder} is writing this output. Wait until that process ends.") from holder
 

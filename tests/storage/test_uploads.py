@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 
 from snugbert.errors import InputError
+from snugbert.files import LOCK_NAME, lock_file
 from snugbert.storage import inputs as staging
 from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output, write_output
@@ -71,6 +72,13 @@ def test_after_a_failed_upload_the_message_names_the_local_folder(output, bucket
     assert list_folder(stored) == {"a": "text"} and (output.folder / "config.json").exists()
     write_output(output, command)
     assert list_folder(stored).keys() == {"a", "b", "config.json"}
+
+
+def test_a_run_that_removes_its_local_files_keeps_its_lock(output):
+    with lock_file(output.folder / LOCK_NAME):
+        (output.folder / "file").touch()
+        output.clear()
+        assert [path.name for path in output.folder.iterdir()] == [LOCK_NAME]
 
 
 def test_a_second_process_is_refused_until_the_first_ends(bucket, tmp_path):
