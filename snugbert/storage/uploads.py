@@ -154,6 +154,7 @@ class RemoteOutput:
             # Unlike `rglob`, ignores folders that are removed meanwhile.
             manifests = iglob(f"**/checkpoint-*/{MANIFEST_NAME}", root_dir=self.folder, recursive=True)
             local = {split_checkpoint(name)[0] for name in manifests if not is_unfinished(name)}
+            local.discard("")  # a folder of the user, such as `checkpoint-best`
             for name in sorted(local, key=_read_step, reverse=True):
                 self._upload_checkpoint(self.folder / name)
             stored = [name for name in list_files(self.url) if split_checkpoint(name)[0]]
@@ -168,6 +169,9 @@ class RemoteOutput:
             if read_bytes(self.url_of(manifest)) == manifest.read_bytes():
                 return
         remove(self.url_of(manifest))
+        for name in list_files(self.url_of(checkpoint)):
+            if not (checkpoint / name).exists():  # a file of a checkpoint that was replaced
+                remove(self.url_of(checkpoint / name))
         files = [path for path in checkpoint.rglob("*") if path.is_file() and path != manifest]
         for file in (*files, manifest):
             upload(file, self.url_of(file))
@@ -244,9 +248,8 @@ def download_checkpoint(checkpoint: Path) -> None:
     check_names(entries, str(output))
     if MANIFEST_NAME not in entries:
         return
-    if manifest.exists() and manifest.read_bytes() != read_bytes(
-        output.url_of(manifest)
-    ):  # the local copy may be newer
+    stored = output.url_of(manifest)
+    if manifest.exists() and manifest.read_bytes() != read_bytes(stored):  # the local copy may be newer
         return
     for name, entry in entries.items():
         if not (checkpoint / name).exists():

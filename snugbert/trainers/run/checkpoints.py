@@ -260,9 +260,11 @@ def publish(folder: Path, checkpoint: Path) -> None:
     write_manifest(folder)
     for path in (*folder.rglob("*"), folder):
         _sync(path)
-    if checkpoint.exists():
-        checkpoint.rename(folder.with_name(f"replaced-{folder.name}"))
-    folder.rename(checkpoint)
+    output = find_output(checkpoint) if checkpoint.exists() else None
+    with nullcontext() if output is None else output.keeps_checkpoints:  # an upload would mix both
+        if checkpoint.exists():
+            checkpoint.rename(folder.with_name(f"replaced-{folder.name}"))
+        folder.rename(checkpoint)
     _sync(checkpoint.parent)
 
 

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import forked
@@ -17,7 +17,13 @@ from snugbert.errors import InputError
 from snugbert.storage import inputs as staging
 from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output
-from snugbert.trainers.run.checkpoints import find_newest_checkpoint, remove_checkpoints, write_manifest
+from snugbert.trainers.run.checkpoints import (
+    check_checkpoint,
+    find_newest_checkpoint,
+    publish,
+    remove_checkpoints,
+    write_manifest,
+)
 from snugbert.trainers.run.folder import run_in_store
 from snugbert_cli import main as snugbert_command
 
@@ -136,9 +142,10 @@ def find_on_new_machine(url: str, home: Path, monkeypatch) -> str | None:
     return checkpoint and checkpoint.name
 
 
-def write_checkpoint(folder: Path, text: str = "weights") -> Path:
+def write_checkpoint(folder: Path, **files: str) -> Path:
     folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_text(text)
+    for name, text in ({"trainer_state.json": "state"} | files).items():
+        (folder / name).write_text(text)
     write_manifest(folder)
     return folder
 
@@ -173,9 +180,33 @@ def test_a_checkpoint_is_not_removed_while_it_is_uploaded(bucket, monkeypatch):
         monkeypatch.setattr(remote_outputs, "upload", upload_while_the_run_removes)
         output.upload_checkpoints()
     assert [removal.result() for removal in removals] == [None, None]
-    assert list_files(stored) == {"checkpoint-4/model.safetensors", "checkpoint-4/manifest.json"}
+    assert list_files(stored) == {"checkpoint-4/trainer_state.json", "checkpoint-4/manifest.json"}
     output.upload_checkpoints()
     assert list_files(stored) == list_files(folder) == set()
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_uploaded_is_whole(bucket, tmp_path, monkeypatch):
+    folder, stored = choose_output(f"{bucket.url}/run"), bucket.folder / "run"
+    checkpoint, output = write_checkpoint(folder / "checkpoint-4", optimizer="old", model="old"), find_output(folder)
+    write_checkpoint(folder / "checkpoint-best")  # a folder of the user
+    new = write_checkpoint(folder / "_unfinished_checkpoint/checkpoint-4", model="new")
+    real, replacements = remote_outputs.upload, []
+    with ThreadPoolExecutor() as pool:
+
+        def upload_while_the_run_replaces(file, url):
+            real(file, url)
+            if not replacements:
+                replacements.append(pool.submit(publish, new, checkpoint))
+                wait(replacements, timeout=0.5)
+
+        monkeypatch.setattr(remote_outputs, "upload", upload_while_the_run_replaces)
+        output.upload_checkpoints()
+    assert replacements[0].result() is None
+    check_checkpoint(stored / "checkpoint-4", needs_optimizer=False)
+    output.upload_checkpoints()
+    check_checkpoint(stored / "checkpoint-4", needs_optimizer=False)
+    assert list_files(stored) == {"checkpoint-4/model", "checkpoint-4/trainer_state.json", "checkpoint-4/manifest.json"}
+    assert (stored / "checkpoint-4/model").read_text() == "new"
 
 
 def test_training_goes_on_without_the_bucket(in_bucket, bucket, capsys, caplog, monkeypatch):
