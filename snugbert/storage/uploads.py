@@ -140,10 +140,10 @@ class RemoteOutput:
         return True
 
     def upload_run(self) -> None:
-        """Uploads everything that a run wrote."""
+        """Uploads everything that a run wrote. Removes its last checkpoint when the final model is there."""
         self.claim()
-        self.upload_checkpoints()
         self.upload()
+        self.upload_checkpoints()
 
     def upload_checkpoints(self) -> None:
         """Makes the checkpoints in the store like the local checkpoints. Uploads the newest first.
