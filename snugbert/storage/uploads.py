@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import iglob
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from snugbert.errors import InputError, format_count
@@ -213,6 +214,14 @@ class RemoteOutput:
         with suppress(OSError):
             self._remove_files()
 
+    def move_away(self) -> Path:
+        """Moves the local files to a new folder, which no later command replaces."""
+        folder = Path(mkdtemp(prefix=f"{self.folder.name}-", dir=self.folder.parent))
+        for path in self.folder.iterdir():
+            if not is_unfinished(path.name):
+                path.rename(folder / path.name)
+        return folder
+
     def _remove_files(self) -> None:
         for path in self.folder.iterdir():
             if path.is_dir() and not path.is_symlink():
@@ -284,7 +293,8 @@ def write_output(output: RemoteOutput, run: Callable[[], object]) -> None:
                 try:
                     output.upload()
                 except InputError as error:
-                    raise InputError(f"{error} The whole output is in {output.folder}.") from error
+                    kept = output.move_away()
+                    raise InputError(f"{error} Or copy the folder {kept}, the whole output, to {output}.") from error
             output.clear()
         with suppress(OSError):  # another process may have begun
             output.folder.rmdir()
