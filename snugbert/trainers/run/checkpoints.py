@@ -231,7 +231,7 @@ class RunCheckpoints(TrainerCallback):
         locate_best(state, output_dir)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after the last step. Waits for an upload, and removes the old checkpoints that are left."""
+        """Called by Trainer after the last step. Waits for an upload, and removes what `remove_old` has left."""
         if self._left_old:
             self.remove_old(state, Path(args.output_dir), is_end=True)
 

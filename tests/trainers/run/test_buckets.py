@@ -208,7 +208,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_uploaded_is_whole(bucket, tmp
     check_checkpoint(stored / "checkpoint-4", needs_optimizer=False)
     output.upload_checkpoints()
     check_checkpoint(stored / "checkpoint-4", needs_optimizer=False)
-    assert list_files(stored) == {"checkpoint-4/model", "checkpoint-4/trainer_state.json", "checkpoint-4/manifest.json"}
+    assert list_files(stored / "checkpoint-4") == {"model", "trainer_state.json", "manifest.json"}
     assert (stored / "checkpoint-4/model").read_text() == "new"
 
 
