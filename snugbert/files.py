@@ -197,7 +197,8 @@ def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
     finally:
         del _held[file]
         with suppress(OSError):
-            file.unlink()  # before the lock is released: afterwards, the file may be the lock of another process
+            if os.path.samestat(os.fstat(descriptor), file.lstat()):  # otherwise it is the lock of another process
+                file.unlink()  # before the lock is released: afterwards, another process may lock it
         os.close(descriptor)
 
 
