@@ -25,8 +25,6 @@ if sys.platform != "win32":
 logger = logging.getLogger(__name__)
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# An escape of half of a surrogate pair, unless the backslash is itself escaped.
-HALF_CHARACTER = re.compile(r"\\ud[89ab]\w\w(?!\\ud[c-f])|(?<!\\ud[89ab]\w\w)\\ud[c-f]\w\w", re.IGNORECASE)
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 
 
@@ -35,19 +33,16 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file syst
 
 def parse_json(text: str) -> Any:
     """Parses JSON. Text that is nested too deeply, and half of a surrogate pair, raise a `ValueError`, too."""
-    half = None
     try:
         value = json.loads(text)
         if "\\ud" in text or "\\uD" in text:
-            half = HALF_CHARACTER.search(text)
-        if half is not None:
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except UnicodeEncodeError as error:
-        assert half is not None
-        raise json.JSONDecodeError(f"remove {half[0]}, half of a character", text, half.start()) from error
+        half = ascii(error.object[error.start]).strip("'")
+        raise json.JSONDecodeError(f"remove {half}, half of a character", text, text.lower().find(half)) from error
 
 
 def dump_json(value: Any) -> str:
@@ -202,7 +197,8 @@ def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
     finally:
         del _held[file]
         with suppress(OSError):
-            file.unlink()  # before the lock is released: afterwards, the file may be the lock of another process
+            if os.path.samestat(os.fstat(descriptor), file.lstat()):  # otherwise it is the lock of another process
+                file.unlink()  # before the lock is released: afterwards, another process may lock it
         os.close(descriptor)
 
 

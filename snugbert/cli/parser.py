@@ -155,7 +155,7 @@ def parse_arguments(
         )
     except InputError:
         raise
-    except ValueError as error:  # a dataclass rejected a value, usually TrainingArguments
+    except (ValueError, TypeError) as error:  # a dataclass rejected a value, usually TrainingArguments
         raise InputError(str(error)) from error
 
 
@@ -293,6 +293,9 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     arguments = []
     for key, node in root.value:
         name, value = key.value, _read_yaml_value(node, file)
+        opposite = _replace_opposites([f"--{name}"], parser)
+        if len(opposite) == 2 and str(value).lower() in TRUE:  # `no_do_lower_case: true`
+            name, value = opposite[0].removeprefix("--"), opposite[1]
         if name == "config" or _renamed(f"--{name}") not in parser.flags:
             hint = did_you_mean(name.replace("-", "_"), (flag.removeprefix("--") for flag in parser.flags))
             raise InputError(f"--config: {file}, line {key.start_mark.line + 1}: unknown argument {name}.{hint}")

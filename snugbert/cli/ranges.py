@@ -32,7 +32,10 @@ class Range(NamedTuple):
 COUNT, NOT_NEGATIVE, POSITIVE, SHARE = Range(1), Range(0), Range(0, open_below=True), Range(0, 1)
 
 RANGES = {
-    # TrainingArguments and DeviceArguments. torch refuses the others, such as betas above 1
+    # TrainingArguments and DeviceArguments. torch and transformers refuse the others, such as betas above 1
+    "adam_epsilon": POSITIVE,
+    "dataloader_num_workers": NOT_NEGATIVE,
+    "eval_accumulation_steps": COUNT,
     "eval_steps": POSITIVE,
     "gradient_accumulation_steps": COUNT,
     "label_smoothing_factor": Range(0, 1, open_above=True),
@@ -40,6 +43,7 @@ RANGES = {
     "logging_steps": POSITIVE,
     "max_grad_norm": NOT_NEGATIVE,
     "max_steps": COUNT,
+    "neftune_noise_alpha": NOT_NEGATIVE,
     "num_train_epochs": POSITIVE,
     "pad_to_multiple_of": NOT_NEGATIVE,
     "per_device_eval_batch_size": COUNT,
@@ -47,6 +51,7 @@ RANGES = {
     "save_steps": POSITIVE,
     "seed": Range(0, LARGEST_SEED),
     "warmup_steps": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
     # pretraining
     "corpus_cache_gb": POSITIVE,
     "generator_size": Range(0, 1, open_below=True),

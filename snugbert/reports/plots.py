@@ -38,6 +38,7 @@ CAPTIONS = {
     "confusion_matrix.png": "Confusion matrix: one row per true label, one column per predicted label",
     "reliability.png": "Reliability: how often predictions are correct, by their probability",
 }
+PREFIXES = ("", "eval_ax_", "eval_mm_", "predict_", "predict_ax_", "predict_mm_")  # names of evaluation sets
 
 Curve = tuple[list[float], list[float]]  # x and y of the points
 
@@ -97,11 +98,8 @@ def plot_file(folder: Path, set_name: str, plot: str) -> Path:
 
 def list_plots(output_dir: Path) -> list[Path]:
     """Returns the plots in the folder of a run by kind, with the plot of "eval" first."""
-    plots = []
-    for name in CAPTIONS:
-        others = [file for kind in ("eval", "predict") for file in sorted(output_dir.glob(f"{kind}*_{name}"))]
-        plots += [file for file in (output_dir / name, *others) if file.exists()]
-    return plots
+    files = [output_dir / f"{prefix}{name}" for name in CAPTIONS for prefix in PREFIXES]
+    return [file for file in files if file.exists()]
 
 
 def describe_plot(plot: Path) -> str:

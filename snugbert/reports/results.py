@@ -97,8 +97,10 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
 def read_results(file: Path) -> Any:
     """Reads the `results.json` of a run, even if the run failed or was stopped early. NaN is read as None."""
     results = read_json(file)
-    if not isinstance(results, dict) or not results.keys() & {"metrics", "evaluations"}:
-        raise InputError(f"{file} is damaged. Restore this file. To repeat only this run, move its folder away.")
+    if not results.keys() & {"metrics", "evaluations"}:
+        raise InputError(
+            f"{file} is damaged, or not the results of a fine-tuning run. Restore this file, or move its folder away."
+        )
     return results
 
 
@@ -125,7 +127,8 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
         epochs, steps = training["epoch"], format_count(int(training["train_steps"]), "step")
         amount = f"{epochs:g} epoch{'s' * (epochs != 1)} ({steps})"
         title = f"{task.name}: trained {amount} in {duration}"
-    lines, intervals, perfect_score = [], results.get("intervals", {}), results["perfect_score"]
+    lines = []
+    intervals, perfect_score = results.get("intervals", {}), results["perfect_score"]
     for name, metrics in results["metrics"].items():
         shown = {metric: value for metric, value in metrics.items() if metric in task.metrics} or metrics
         baseline = results["baselines"].get(name, {})

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import iglob
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from snugbert.errors import InputError, format_count
@@ -133,21 +134,17 @@ class RemoteOutput:
         manifests.sort(key=lambda name: _read_step(split_checkpoint(name)[0]))
         names = [*filter(_is_uploaded, entries), *manifests]
         announce_copy(self.url, {name: entries[name] for name in names})
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name not in (LOCK_NAME, OWNER):
-                path.unlink()
+        self._remove_files()
         for name in names:
             download(join(self.url, name), self.folder / name, entries[name])
         self._write_stored(self._list_files())
         return True
 
     def upload_run(self) -> None:
-        """Uploads everything that a run wrote."""
+        """Uploads everything that a run wrote. Removes its last checkpoint when the final model is there."""
         self.claim()
-        self.upload_checkpoints()
         self.upload()
+        self.upload_checkpoints()
 
     def upload_checkpoints(self) -> None:
         """Makes the checkpoints in the store like the local checkpoints. Uploads the newest first.
@@ -158,6 +155,7 @@ class RemoteOutput:
             # Unlike `rglob`, ignores folders that are removed meanwhile.
             manifests = iglob(f"**/checkpoint-*/{MANIFEST_NAME}", root_dir=self.folder, recursive=True)
             local = {split_checkpoint(name)[0] for name in manifests if not is_unfinished(name)}
+            local.discard("")  # a folder of the user, such as `checkpoint-best`
             for name in sorted(local, key=_read_step, reverse=True):
                 self._upload_checkpoint(self.folder / name)
             stored = [name for name in list_files(self.url) if split_checkpoint(name)[0]]
@@ -172,6 +170,9 @@ class RemoteOutput:
             if read_bytes(self.url_of(manifest)) == manifest.read_bytes():
                 return
         remove(self.url_of(manifest))
+        for name in list_files(self.url_of(checkpoint)):
+            if not (checkpoint / name).exists():  # a file of a checkpoint that was replaced
+                remove(self.url_of(checkpoint / name))
         files = [path for path in checkpoint.rglob("*") if path.is_file() and path != manifest]
         for file in (*files, manifest):
             upload(file, self.url_of(file))
@@ -208,9 +209,25 @@ class RemoteOutput:
         write_atomically(self.folder / STORED, json.dumps(versions))
 
     def clear(self) -> None:
-        """Removes the local folder. First removes the file that marks the folder as newer than the store."""
+        """Removes the local files. First removes the file that marks the folder as newer than the store."""
         (self.folder / OWNER).unlink(missing_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):
+            self._remove_files()
+
+    def move_away(self) -> Path:
+        """Moves the local files to a new folder, which no later command replaces."""
+        folder = Path(mkdtemp(prefix=f"{self.folder.name}-", dir=self.folder.parent))
+        for path in self.folder.iterdir():
+            if not is_unfinished(path.name):
+                path.rename(folder / path.name)
+        return folder
+
+    def _remove_files(self) -> None:
+        for path in self.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in (LOCK_NAME, OWNER):  # this process still holds the lock
+                path.unlink()
 
 
 def _is_uploaded(name: str) -> bool:
@@ -240,9 +257,8 @@ def download_checkpoint(checkpoint: Path) -> None:
     check_names(entries, str(output))
     if MANIFEST_NAME not in entries:
         return
-    if manifest.exists() and manifest.read_bytes() != read_bytes(
-        output.url_of(manifest)
-    ):  # the local copy may be newer
+    stored = output.url_of(manifest)
+    if manifest.exists() and manifest.read_bytes() != read_bytes(stored):  # the local copy may be newer
         return
     for name, entry in entries.items():
         if not (checkpoint / name).exists():
@@ -277,9 +293,12 @@ def write_output(output: RemoteOutput, run: Callable[[], object]) -> None:
                 try:
                     output.upload()
                 except InputError as error:
-                    raise InputError(f"{error} The whole output is in {output.folder}.") from error
+                    kept = output.move_away()
+                    raise InputError(f"{error} Or copy the folder {kept}, the whole output, to {output}.") from error
             output.clear()
-        shutil.rmtree(output.folder.parent, ignore_errors=True)
+        with suppress(OSError):  # another process may have begun
+            output.folder.rmdir()
+            output.folder.parent.rmdir()
     except LockTaken as holder:
         raise InputError(f"{output}: {holder} is writing this output. Wait until that process ends.") from holder
 

@@ -50,6 +50,9 @@ CHUNK_BYTES = 2**23  # of a file that is read in pieces
 VERSIONS = ("md5Hash", "ETag", "etag", "Content-MD5", "blob_id", "CRC", "last_commit")
 TIMES = ("LastModified", "Last-Modified", "mtime", "created")  # used if a file has none of `VERSIONS`
 
+# Errors that are not errors of a store.
+BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, TypeError)
+
 # gcsfs logs errors with their traceback. In this module, they become one message.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 # A forked process must start its own network thread, or it waits forever. fsspec 2025.3 does not do this.
@@ -107,7 +110,7 @@ def ask(url: str, do: Callable[[Any, str], T]) -> T:
     try:
         options = {protocol: _read_options(protocol) for protocol in PROTOCOL.findall(url)}
         return do(*fsspec.core.url_to_fs(url, use_listings_cache=False, **options))
-    except InputError:
+    except (InputError, *BUGS):
         raise
     except Exception as caught:
         error = _find_cause(caught)

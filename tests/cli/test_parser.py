@@ -88,3 +88,7 @@ def test_positional_arguments_switches_and_a_config_file(tmp_path):
         argv = ["in", *flags, "out", "--config", str(tmp_path / "run.yaml")]
         (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
         assert (args.output, args.to, args.do_lower_case, args.max_shard_size) == ("out", "roberta", False, "1GB")
+    (tmp_path / "run.yaml").write_text("to: bert\nno_do_lower_case: true\n")
+    argv = ["in", "out", "--config", str(tmp_path / "run.yaml")]
+    (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
+    assert not args.do_lower_case

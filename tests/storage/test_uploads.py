@@ -1,10 +1,13 @@
 """Output folders in a store."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from snugbert.errors import InputError
+from snugbert.files import LOCK_NAME, lock_file
 from snugbert.storage import inputs as staging
 from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output, write_output
@@ -66,11 +69,19 @@ def test_after_a_failed_upload_the_message_names_the_local_folder(output, bucket
     real, stored = remote_outputs.upload, bucket.folder / "model"
     with monkeypatch.context() as patch:
         patch.setattr(remote_outputs, "upload", fail)
-        with pytest.raises(InputError, match=f"no answer. The whole output is in {output.folder}"):
+        with pytest.raises(InputError, match=r"no answer. Or copy the folder .*, the whole output, to s3:") as caught:
             write_output(output, command)
-    assert list_folder(stored) == {"a": "text"} and (output.folder / "config.json").exists()
+    assert list_folder(stored) == {"a": "text"}
     write_output(output, command)
-    assert list_folder(stored).keys() == {"a", "b", "config.json"}
+    kept = Path(re.search("folder (.*), the whole", str(caught.value))[1])
+    assert list_folder(stored) == list_folder(kept) == dict.fromkeys(("a", "b", "config.json"), "text")
+
+
+def test_a_run_that_removes_its_local_files_keeps_its_lock(output):
+    with lock_file(output.folder / LOCK_NAME):
+        (output.folder / "file").touch()
+        output.clear()
+        assert [path.name for path in output.folder.iterdir()] == [LOCK_NAME]
 
 
 def test_a_second_process_is_refused_until_the_first_ends(bucket, tmp_path):

@@ -11,6 +11,7 @@ import sys
 import threading
 import zipfile
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -251,6 +252,12 @@ def test_a_fault_is_not_noticed_or_one_sentence(faults, url, bucket, tmp_path, m
         assert list(tmp_path.iterdir()) == [source]
         # rclone keeps a copy that does not match the checksum that old versions of s3fs send.
         assert fault in ("truncated", "other byte") or not stored.exists() or stored.read_bytes() == DATA
+
+
+def test_a_bug_is_not_an_error_of_the_store():
+    for error in (MemoryError, TypeError):
+        with pytest.raises(error):
+            remote_files.ask("memory://file", Mock(side_effect=error))
 
 
 def test_a_server_that_is_gone(faults, url):

@@ -87,8 +87,9 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys):
     assert plan["training data"].startswith("333 inputs of at most 15 tokens, ")
     assert plan["labels"] == "cheerful, gloomy" and plan["evaluation"] == "2 x validation, 1 x test"
     assert plan["time"].startswith("about ")
-    assert snugbert_command([*command, "--seeds", "3", "--early_stopping_patience", "1"]) == 0
-    assert read_plan(capsys)["runs"].startswith("3, about ")
+    assert snugbert_command([*command, "--seeds", "3", "--early_stopping_patience", "1", "--calibrate"]) == 0
+    plan = read_plan(capsys)
+    assert plan["runs"].startswith("3, about ") and plan["evaluation"] == "3 x validation, 1 x test"
     assert not (tmp_path / "run").exists()
 
 
@@ -97,4 +98,5 @@ def test_the_time_of_a_sweep(monkeypatch, capsys):
     monkeypatch.setattr(single_run, "_measure", lambda *_: ({}, 600.0))
     for number, seconds, expected in ((3, None, 1800), (3, 900, 900), (None, 900, 900), (3, 60, 600), (0, 900, 0)):
         assert single_run.run_dry_fine_tuning(None, args, None, number, seconds) == expected  # type: ignore[arg-type]
-    assert capsys.readouterr().out.count("as many as fit, about 15 min") == 1
+    printed = capsys.readouterr().out
+    assert printed.count("as many as fit, about 15 min") == printed.count("everything is finished") == 1

@@ -303,8 +303,9 @@ def _write_missing_parts(
     if summary := log.summarize():
         print(summary, file=sys.stderr)
     if all_is_read:
-        write_report(output.folder, counter.report)
-        output.publish_file(REPORT_NAME)
+        with lock_file(output.folder / ".lock"):  # two shards may finish together
+            write_report(output.folder, counter.report)
+            output.publish_file(REPORT_NAME)
     return counter.report
 
 

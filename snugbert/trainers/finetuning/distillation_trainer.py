@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
@@ -32,13 +33,13 @@ from snugbert.families.students import hash_model
 from snugbert.files import hash_json, replacing
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.storage.inputs import work_folder
-from snugbert.tasks.base import Task
+from snugbert.tasks.base import Sources, Task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import ROW, TEACHER_LOGITS, SoftTargetCollator, distillation_loss
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import digest_features
-from snugbert.trainers.run.processes import wait_for_all
+from snugbert.trainers.run.processes import raise_together, wait_for_all
 
 PART = 16384  # examples in a file of cached logits: some minutes of work on a CPU
 
@@ -88,6 +89,7 @@ class DistillationTrainer(FineTuningTrainer):
             sources = name_sources(
                 train_dataset=train_dataset, unlabeled_dataset=unlabeled_dataset, eval_dataset=first
             )
+            check_distillation(args, sources)
             is_new = isinstance(model, str) and model in SIZES and not Path(model).exists()
             if is_new and processing_class is None and not isinstance(teacher, PreTrainedModel):
                 processing_class = load_tokenizer(TokenizerArguments(tokenizer_name=str(teacher)))
@@ -116,7 +118,8 @@ class DistillationTrainer(FineTuningTrainer):
         """Returns the sum of [`distillation_loss`], divided by the items in all accumulated batches and processes."""
         if TEACHER_LOGITS not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        args, inputs = self.args, dict(inputs)
+        args = self.args
+        inputs = dict(inputs)
         teacher = inputs.pop(TEACHER_LOGITS)
         labels = self.output.pop_labels(inputs)
         outputs = model(**inputs)
@@ -136,13 +139,22 @@ class DistillationTrainer(FineTuningTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
+def check_distillation(args: FineTuningArguments, sources: Sources) -> None:
+    """Refuses what cannot be distilled, before data are read."""
+    if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
+        raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
+    if "train" not in sources and "unlabeled" not in sources:
+        raise InputError(
+            "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
+            "--do_predict, also pass --do_train."
+        )
+
+
 def add_soft_targets(student: PreparedTask, teacher: PreparedTask, args: FineTuningArguments) -> None:
     """Computes the teacher's logits of the training examples. Every process must call this.
 
     Teacher and student may have different tokenizers if their items are the same, such as words.
     """
-    if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
-        raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
     student.settings |= {
         "teacher": find_base_model(teacher.model_args.model_name_or_path)[1],
         "distillation_temperature": args.distillation_temperature,
@@ -196,8 +208,9 @@ def compute_items(
         part = features.select(range(start, min(start + PART, len(features))))
         key = [teacher, "items", digest_features(part.remove_columns(keyed)), trainer.accelerator.mixed_precision]
         file = folder / f"{hash_json(key)}.safetensors"
-        is_cached = trainer.is_world_process_zero() and file.exists()
-        (items,) = broadcast_object_list([load_file(file)["0"] if is_cached else None])
+        with raise_together():
+            cached_items = _read(file, trainer.is_world_process_zero())
+        (items,) = broadcast_object_list([cached_items])
         if items is None:
             logits: Any = trainer.predict(part.remove_columns(labels)).predictions
             items = trainer.output.select_items(logits, part).astype(np.float32)
@@ -211,8 +224,21 @@ def compute_items(
     return np.concatenate(parts)
 
 
+def _read(file: Path, is_main: bool) -> np.ndarray | None:
+    """Reads cached logits in the main process. None: they are not cached."""
+    if not is_main or not file.exists():
+        return None
+    try:
+        return load_file(file)["0"]
+    except SafetensorError as error:
+        raise InputError(f"{file} is damaged ({error}). Remove this file. The next run computes it again.") from error
+
+
 def _write(file: Path, items: np.ndarray) -> None:
-    """Writes a whole file or nothing."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
-        save_file({"0": np.ascontiguousarray(items)}, unfinished)
+    """Writes a whole file or nothing. If the disk is full, the logits are not cached."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
+            save_file({"0": np.ascontiguousarray(items)}, unfinished)
+    except (OSError, SafetensorError) as error:
+        logger.warning("the teacher's logits are not cached: %s", error)

@@ -370,7 +370,8 @@ class FineTuningTrainer(RunTrainer):
 
     def _compute_more_metrics(self, examples: EvaluationSet[Any], predictions: Any) -> dict[str, float]:
         """Returns the metrics of the user's `compute_metrics`, which gets predictions and label ids as in Trainer."""
-        inputs, (column, *_) = examples.features.inputs, self.output.label_columns
+        inputs = examples.features.inputs
+        column = self.output.label_columns[0]
         if self._more_metrics is None or column not in inputs.column_names:
             return {}
         labels = inputs[column][:]
@@ -391,7 +392,8 @@ class FineTuningTrainer(RunTrainer):
         return encoded.features.inputs, encoded
 
     def _make_evaluation_set(self, dataset: Any, split: str, config: Any) -> EvaluationSet[Any]:
-        prepared, (source,) = self.prepared, name_sources(eval_dataset=dataset).values()
+        prepared = self.prepared
+        (source,) = name_sources(eval_dataset=dataset).values()
         examples = make_evaluation_set(prepared.task, config, prepared.task.tokenizer, {split: source})
         prepared.copies.compare(examples.task, examples.split)
         return examples
@@ -516,7 +518,8 @@ class FineTuningTrainer(RunTrainer):
             scores = self._scores.get(self.model_step, {})
             metrics = {prepared.validation_set.name: {m: scores[m] for m in prepared.task.metrics if m in scores}}
         results = self.collect_results(metrics)
-        output_dir, base_model = Path(folder or str(self.args.output_dir)), prepared.model_args.model_name_or_path
+        output_dir = Path(folder or str(self.args.output_dir))
+        base_model = prepared.model_args.model_name_or_path
         output_dir.mkdir(parents=True, exist_ok=True)
         write_finetuning_card(output_dir, prepared.facts, results, base_model, self.hub_name)
 

@@ -139,11 +139,6 @@ def prepare_task(
     config: Any = load_config(model_args, tokenizer) if given is None else copy.deepcopy(given.config)
     splits = task.read_splits(sources, get_text_columns(config.to_dict()))
     training = [splits[name] for name in ("train", "unlabeled") if name in splits]
-    if is_teacher and not training:
-        raise InputError(
-            "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
-            "--do_predict, also pass --do_train."
-        )
     trains = bool(training) and not is_teacher
     if trains:
         config.text_columns = list(task.text_columns(splits))

@@ -102,7 +102,8 @@ def fine_tune(
     the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or in the
     command that it resumes. If the run is already finished, returns its results. Exceptions of callbacks end the run.
     """
-    begin, trains = time.monotonic(), prepared.train_features is not None
+    begin = time.monotonic()
+    trains = prepared.train_features is not None
     start = (start or find_start(args)) if trains else Start(None, None)
     trainer = make_trainer(prepared, args, callbacks)
     if start.finished is not None:
@@ -222,7 +223,8 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
 
 def _draw_learning_curve(trainer: FineTuningTrainer, scores: dict[str, SetScores]) -> None:
     """Draws `learning_curve.png`, with the loss and the main metric of the final model on the validation examples."""
-    task, examples, chosen = trainer.prepared.task, trainer.prepared.validation_set, trainer.args.metric_for_best_model
+    task, examples = trainer.prepared.task, trainer.prepared.validation_set
+    chosen = trainer.args.metric_for_best_model
     metric = task.main_metric if chosen == "loss" else str(chosen)
     final: dict[str, float] = {}
     baseline = None
@@ -242,7 +244,11 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
 
     Sets without labels or without a baseline are skipped. `metrics`: evaluation set -> metric -> value.
     """
-    task, metric, sentences = prepared.task, prepared.task.main_metric, []
+    task = prepared.task
+    metric = task.main_metric
+    lower_is_better = metric in LOWER_IS_BETTER
+    perfect = 0 if lower_is_better else task.perfect_score
+    sentences, unbeatable = [], []
     for examples in prepared.evaluation_sets:
         score, baseline = metrics[examples.name].get(metric), examples.baseline
         if score is None or baseline is None:
@@ -254,14 +260,18 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
         ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
         if math.isnan(score):
             sentences.append(f"{title} is undefined, because all predictions or all correct values are the same.")
-        elif ours == theirs:
-            sentences.append(f"{title} {ours} equals the baseline ({answer}).")
-        elif (score > to_beat) if metric in LOWER_IS_BETTER else (score < to_beat):
-            side = "above" if metric in LOWER_IS_BETTER else "below"
-            sentences.append(f"{title} {ours} is {side} the baseline, {theirs} ({answer}).")
+        elif score == to_beat == perfect:
+            unbeatable.append(
+                f"{title} {ours} equals the baseline ({answer}). All examples have the same answer. Add examples with "
+                "other answers."
+            )
+        elif (score >= to_beat) if lower_is_better else (score <= to_beat):
+            side = "above" if lower_is_better else "below"
+            relation = "equals the baseline" if ours == theirs else f"is {side} the baseline, {theirs}"
+            sentences.append(f"{title} {ours} {relation} ({answer}).")
     if sentences:
         sentences.append(ADVICE_WITHOUT_TRAINING if prepared.train_features is None else ADVICE)
-    return sentences
+    return sentences + unbeatable
 
 
 # --- a dry run -----------------------------------------------------------------------------------------------------
@@ -279,7 +289,8 @@ def run_dry_fine_tuning(
     Every process must call this. In a sweep, `args` are the first run's. `number` of runs and `seconds` are what is
     left. None: no limit. The first run may take longer than `seconds`.
     """
-    total, rows = 0.0, {"training": "nothing to do, the run is finished"}
+    total = 0.0
+    rows = {"training": "nothing to do, everything is finished"}
     if number != 0:
         rows, one = _measure(prepared, args, checkpoint)
         total = math.inf if number is None else number * one
@@ -296,7 +307,8 @@ def _measure(
     prepared: PreparedTask, args: FineTuningArguments, checkpoint: str | None
 ) -> tuple[dict[str, str], float]:
     """Takes a few steps of a run. Returns the rows of its plan, and its expected seconds."""
-    begin, training, watches = seconds_since_start(), 0.0, []
+    begin = seconds_since_start()
+    training, watches = 0.0, []
     evaluations = {each.name: 1 for each in prepared.evaluation_sets}
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_dry_trainer(prepared, args, folder)
@@ -310,7 +322,9 @@ def _measure(
             steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
             left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
             if prepared.validation_set is not None:
-                evaluations[prepared.validation_set.name] = _count_evaluations(trainer.args, steps)
+                # After thresholds or a temperature are chosen, the examples are scored again.
+                number = _count_evaluations(trainer.args, steps) + prepared.task.chooses_decisions
+                evaluations[prepared.validation_set.name] = number
             resumed = "" if checkpoint is None else f", {left:,} left after {checkpoint}"
             batch = trainer.get_total_train_batch_size(trainer.args)
             epochs = steps * batch / len(prepared.train_features) if args.max_steps > 0 else args.num_train_epochs

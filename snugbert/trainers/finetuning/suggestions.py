@@ -46,7 +46,8 @@ class Suggestions:
     """
 
     def __init__(self, search: SweepFile, seed: int, higher_is_better: bool):
-        self._search, self._seed, self._is_main = search, seed, PartialState().is_main_process
+        self._search, self._seed = search, seed
+        self._is_main = PartialState().is_main_process
         self._study: Any = None  # in the main process, if Optuna is used
         if search.uses_optuna and self._is_main:
             self._study = _make_study(search, seed, higher_is_better)

@@ -16,7 +16,7 @@ from snugbert.reports.results import RESULTS, read_results
 from snugbert.reports.score_tables import suite_table
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.task_arguments import GlueDataArguments
-from snugbert.trainers.finetuning.fine_tune import run_fine_tuning, run_task
+from snugbert.trainers.finetuning.fine_tune import refuse_distillation_flags, run_fine_tuning, run_task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.run_records import check_plan, make_plan, prepare_folders
 from snugbert.trainers.run.folder import lock_output_dir
@@ -51,14 +51,16 @@ def run_suite(
     names = tasks_with_data(data_args, wanted)
     if model_args.teacher_name_or_path is not None:
         raise InputError("--teacher_name_or_path: each task needs its own teacher. Set --task_name to one task.")
+    refuse_distillation_flags(training_args)
     if training_args.class_weights is not None or training_args.varies("class_weights"):
         raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
     plan = make_plan(model_args, training_args, asdict(data_args))
-    folders, seconds = [output_dir, *(output_dir / name for name in TASKS)], 0.0
+    folders = [output_dir, *(output_dir / name for name in TASKS)]
     repeats = training_args.sweeps or training_args.overwrite_output_dir  # a sweep skips its finished runs
     continues = not training_args.overwrite_output_dir and check_plan("suite", plan, folders)
     if not training_args.dry_run:
         prepare_folders("suite", plan, folders, continues)
+    seconds = 0.0
     for index, name in enumerate(names, start=1):
         logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
         if repeats or not (output_dir / name / RESULTS).exists():

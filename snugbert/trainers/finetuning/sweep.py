@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 OTHER_FLAGS = re.compile(r"[\w.+-]{0,160}", re.ASCII)  # in a folder's name. File systems allow 255 bytes
 MOST_REPEATS = 100  # If only time limits a sweep, it ends after this many suggestions in a row without a new setting.
+ACCUMULATION = "gradient_accumulation_steps"
 # Every table has columns for these flags.
 IN_COLUMNS = (BATCH_SIZE, "per_device_train_batch_size", "learning_rate", "num_train_epochs")
 
@@ -69,7 +70,8 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     Returns the expected seconds of a dry run, otherwise 0.
     """
     sweep = Sweep(prepared, args)
-    plan, folders = sweep.make_plan(), [sweep.output_dir]
+    plan = sweep.make_plan()
+    folders = [sweep.output_dir]
     (continues,) = broadcast_object_list([not args.overwrite_output_dir and check_plan("sweep", plan, folders)])
     if not continues:
         sweep.check_values()
@@ -199,11 +201,15 @@ class Sweep:
 
         One flag varies at a time, and all other flags keep their first value. The last run has the last value of all
         flags. Ranges are tried at both ends only. Values of `IN_COLUMNS` fit every model. All others make a trainer.
+        Each batch size has to be divisible by each number of accumulation steps, so all pairs are planned.
         """
         varied = {flag: values.extremes for flag, values in self.search.settings.items()}
-        if isinstance(sizes := self.search.settings.get(BATCH_SIZE), Choices):  # each has to be divisible
-            varied[BATCH_SIZE] = sizes.values
         first, last = ({flag: values[place] for flag, values in varied.items()} for place in (0, -1))
+        batch_sizes = self.search.settings.get(BATCH_SIZE, Choices(()))
+        all_steps = self.search.settings.get(ACCUMULATION, Choices((self.args.gradient_accumulation_steps,)))
+        for size in batch_sizes.values:
+            for steps in all_steps.values:
+                self.plan(first | {BATCH_SIZE: size, ACCUMULATION: steps}, self.args.seed)
         checked: list[dict[str, Any]] = [{}]
         with tempfile.TemporaryDirectory() as folder:
             for setting in [*(first | {flag: value} for flag in varied for value in varied[flag]), last]:
@@ -332,7 +338,8 @@ class Sweep:
         if not best.is_complete:
             raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
         if (decisions := best.results.get("decisions")) is not None:  # the task may have the thresholds of another run
-            labels, thresholds = prepared.task.labels or [], decisions["thresholds"]
+            labels = prepared.task.labels or []
+            thresholds = decisions["thresholds"]
             prepared.task.thresholds = {i: thresholds[label] for i, label in enumerate(labels) if label in thresholds}
         summary = summarize_sweep(runs, self.objective, range(args.seed, args.seed + args.seeds))
         tables = sweep_tables(summary, list(best.setting), prepared.task.perfect_score)
@@ -345,7 +352,9 @@ class Sweep:
             hub = HfApi(token=args.hub_token)
             repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
         results: RunResults = {**best.results, "sweep": summary}  # type: ignore[typeddict-item]
-        card_name, base_model = repository or args.hub_model_id, prepared.model_args.model_name_or_path
+        results.pop("seconds")  # of the best run only
+        card_name = repository or args.hub_model_id
+        base_model = prepared.model_args.model_name_or_path
         write_finetuning_card(self.output_dir, prepared.facts, results, base_model, card_name, tables)
         write_results(self.output_dir, results, tables)
         print(f"\n{tables}\n\n{format_summary(prepared.facts, results, self.output_dir)}", flush=True)

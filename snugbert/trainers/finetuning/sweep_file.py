@@ -94,6 +94,11 @@ class Span(NamedTuple):
     is_integer: bool
 
     @property
+    def values(self) -> range:
+        """The whole numbers of the range."""
+        return range(math.ceil(self.low), math.floor(self.high) + 1)
+
+    @property
     def extremes(self) -> tuple[float, float]:
         """Both ends of the range."""
         return self.low, self.high
@@ -134,7 +139,7 @@ class SweepFile:
         """Maximum number of settings. None: only `hours` limits the sweep."""
         if self.method != "grid":
             return self.runs
-        grid = math.prod(len(values.values) for values in self.settings.values() if isinstance(values, Choices))
+        grid = math.prod(len(values.values) for values in self.settings.values())
         return grid if self.runs is None else min(grid, self.runs)
 
 

@@ -47,7 +47,8 @@ class FinishedRun(NamedTuple):
     @property
     def has_weights(self) -> bool:
         """Whether the weights are in the run's folder, or were moved to the sweep's folder by an earlier command."""
-        weights, output_dir = "model*.safetensors", self.folder.parents[1]
+        weights = "model*.safetensors"
+        output_dir = self.folder.parents[1]
         if any(self.folder.glob(weights)):
             return True
         own, moved = (folder / TRAINER_STATE_NAME for folder in (self.folder, output_dir))
@@ -65,7 +66,8 @@ class FinishedRun(NamedTuple):
     def evaluations(self, set_name: str, metric: str) -> list[float]:
         """Returns the metric after each evaluation in training."""
         if self.is_complete:
-            name, log = f"{set_name}_{metric}", read_state(self.folder).log_history
+            name = f"{set_name}_{metric}"
+            log = read_state(self.folder).log_history
             return [line[name] for line in log if name in line]
         return self.results["evaluations"]
 

@@ -142,6 +142,7 @@ class RunCheckpoints(TrainerCallback):
     def __init__(self) -> None:
         self.limit = 0  # number of checkpoints that are kept. 0: all
         self.is_writing = False
+        self._left_old = False  # whether `remove_old` has left old checkpoints
 
     @contextmanager
     def write(self, args: TrainingArguments, state: TrainerState, checkpoint: Path, whole: bool) -> Iterator[None]:
@@ -184,8 +185,10 @@ class RunCheckpoints(TrainerCallback):
         if args.local_process_index == 0:  # with a bucket, each machine has its own folder
             shutil.rmtree(folder, ignore_errors=True)
 
-    def remove_old(self, state: TrainerState, output_dir: Path) -> None:
+    def remove_old(self, state: TrainerState, output_dir: Path, is_end: bool = False) -> None:
         """Keeps `limit` checkpoints: the last, the best, and then the newest.
+
+        Before the end of the run, it does not wait for an upload. It leaves up to `limit` more checkpoints meanwhile.
 
         Checkpoints of later steps also stay. If they are damaged and the run started again, their weights may still be
         better than the weights of this run.
@@ -200,7 +203,11 @@ class RunCheckpoints(TrainerCallback):
         reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= state.global_step]
         ranked = sorted(reached, key=rank, reverse=True)
         protected = sum(folder.name in (last, best) for folder in ranked)
-        remove_checkpoints(ranked[max(self.limit, protected) :])
+        old, output = ranked[max(self.limit, protected) :], find_output(output_dir)
+        is_busy = output is not None and output.keeps_checkpoints.locked()
+        self._left_old = is_busy and not is_end and len(old) <= self.limit
+        if not self._left_old:
+            remove_checkpoints(old)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step. Locates the best checkpoint, even if the folder was renamed.
@@ -222,6 +229,11 @@ class RunCheckpoints(TrainerCallback):
         if is_damaged:
             state.best_model_checkpoint = state.best_global_step = state.best_metric = None
         locate_best(state, output_dir)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after the last step. Waits for an upload, and removes what `remove_old` has left."""
+        if self._left_old:
+            self.remove_old(state, Path(args.output_dir), is_end=True)
 
 
 def _collect_random_states(args: TrainingArguments, folder: Path) -> None:
@@ -260,9 +272,11 @@ def publish(folder: Path, checkpoint: Path) -> None:
     write_manifest(folder)
     for path in (*folder.rglob("*"), folder):
         _sync(path)
-    if checkpoint.exists():
-        checkpoint.rename(folder.with_name(f"replaced-{folder.name}"))
-    folder.rename(checkpoint)
+    output = find_output(checkpoint) if checkpoint.exists() else None
+    with nullcontext() if output is None else output.keeps_checkpoints:  # an upload would mix both
+        if checkpoint.exists():
+            checkpoint.rename(folder.with_name(f"replaced-{folder.name}"))
+        folder.rename(checkpoint)
     _sync(checkpoint.parent)
 
 

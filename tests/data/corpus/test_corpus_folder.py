@@ -22,6 +22,7 @@ from snugbert.data.data_arguments import TextArguments
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import count_characters
+from snugbert.files import holds_lock
 from snugbert.storage import inputs
 from snugbert.storage import urls as remote_files
 from snugbert.trainers.pretraining.corpora import list_sources, load_corpora
@@ -234,4 +235,7 @@ def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer, monkey
     assert whole == halves and rows == [15] == [sum(rows_of_halves)] and min(rows_of_halves) > 0
     quarters, rows = prepare_shards("4", 4)
     assert sorted(whole) == sorted(quarters) and rows == [15] * 4
+    reports = []  # both shards write the same file
+    monkeypatch.setattr(preparation, "write_report", lambda folder, _: reports.append(holds_lock(folder / ".lock")))
     assert prepare_shards("unique", 2, deduplicate="lines")[1] == [15] * 2
+    assert reports == [True] * 2

@@ -20,7 +20,7 @@ from snugbert import SnugBertTokenizer
 from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.families.students import hash_model
-from snugbert.trainers.finetuning import distillation_trainer
+from snugbert.trainers.finetuning import distillation_trainer, fine_tune
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.run.stopping import RunStopped
 
@@ -138,7 +138,7 @@ def test_two_processes_equal_one(folder, tmp_path):
             torch.testing.assert_close(two[name], one[name], atol=1e-4, rtol=0, msg=name)
 
 
-def test_logits_are_computed_once(folder, tmp_path, predicted):
+def test_logits_are_computed_once(folder, tmp_path, predicted, caplog):
     """160 training examples. Training scores the student on the validation examples."""
 
     def run(name: str, **changes: object) -> None:
@@ -160,6 +160,15 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
     write_csv(tmp_path / "other.csv", [*sentences(159, seed=1), *sentences(1, seed=9)])
     run("other-text", train_file=tmp_path / "other.csv")
     assert predicted == [160]
+    cache = tmp_path / "cache/snugbert/teachers"
+    for file in cache.iterdir():
+        os.truncate(file, 100)
+    with pytest.raises(InputError, match=r"teachers/\w+\.safetensors is damaged .* Remove this file"):
+        run("damaged")
+    shutil.rmtree(cache)
+    cache.touch()  # nothing can be cached in it
+    run("not-cached")
+    assert predicted == [160] and "the teacher's logits are not cached" in caplog.text
 
 
 def train_until(argv: list[str], step: int, number: signal.Signals) -> None:
@@ -266,14 +275,22 @@ def test_a_teacher_with_more_labels(folder, tmp_path):
         ({"num_student_layers": 4}, "--num_student_layers 4: expected 1 to 3"),
         ({"student_layers": "middle"}, "--student_layers middle: expected spread, first, last"),
         ({"teacher_name_or_path": "./none"}, "--teacher_name_or_path: the folder ./none does not exist"),
-        ({"class_weights": "balanced"}, "cannot be combined with --class_weights"),
         ({"distillation_weight": 1.5}, "--distillation_weight 1.5 must be at least 0 and at most 1"),
-        ({"do_eval": True}, "--teacher_name_or_path needs training examples.* also pass --do_train"),
     ],
 )
 def test_errors(changes, message, folder, tmp_path):
     with pytest.raises(InputError, match=message):
         run_command("glue", student(folder, tmp_path / "run", **changes))
+
+
+def test_what_cannot_be_distilled_is_refused_before_data_are_read(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(fine_tune, "prepare_task", None)
+    for changes, message in (
+        ({"class_weights": "balanced"}, "cannot be combined with --class_weights"),
+        ({"do_eval": True}, "--teacher_name_or_path needs training examples.* also pass --do_train"),
+    ):
+        with pytest.raises(InputError, match=message):
+            run_command("glue", student(folder, tmp_path / "run", **changes))
 
 
 def test_some_flags_need_a_teacher(folder, tmp_path):

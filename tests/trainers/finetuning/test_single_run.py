@@ -279,6 +279,9 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, tmp_
         ("accuracy", 0.25, 0.25, "Validation: accuracy 25.00 equals the baseline (always 'few')."),
         ("accuracy", 0.2, 0.25, "Validation: accuracy 20.00 is below the baseline, 25.00 (always 'few')."),
         ("accuracy", 0.24999, 0.25, "Validation: accuracy 25.00 equals the baseline (always 'few')."),
+        ("accuracy", 0.25001, 0.25, None),
+        ("accuracy", 1.0, 1.0, "Validation: accuracy 100.00 equals the baseline (always 'few'). All examples have"),
+        ("mse", 0.0, 0.0, "Validation: mse 0.0000 equals the baseline (always 'few'). All examples have the same"),
         ("mse", 2.0, 2.5, None),
         ("mse", 3.0, 2.5, "Validation: mse 3.0000 is above the baseline, 2.5000 (always 'few')."),
         ("pearson", 0.1, math.nan, None),
@@ -297,7 +300,8 @@ def test_shortfalls(metric, score, baseline, told, tmp_path):
     if told is None:
         assert sentences == []
     else:
-        assert sentences[0].startswith(told) and sentences[1:] == [ADVICE]
+        advice = [] if "All examples" in told else [ADVICE]
+        assert sentences[0].startswith(told) and sentences[1:] == advice
 
 
 def test_a_run_reports_its_shortfall(tmp_path):

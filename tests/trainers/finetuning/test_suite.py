@@ -161,11 +161,15 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, monkeypatch, caps
         50 * (max(all_scores[:2]) + max(all_scores[2:])), abs=0.1
     )
     assert list_planned(command, monkeypatch) == [("cola", None, 2), ("qqp", None, 2)]
+    single = some | {"task_name": "cola", "seeds": 1, "resume_from_checkpoint": "true"}
+    with pytest.raises(InputError, match=r"results\.json is damaged, or not the results of a fine-tuning run"):
+        run_command("glue", arguments(workshop, tmp_path / "out", **single))
     search = tmp_path / "search.yaml"
     for flag in ("class_weights", "distillation_weight"):
         search.write_text(f"settings: {{{flag}: [1.0]}}")
         with pytest.raises(InputError, match=f"--{flag}"):
             run_command("glue", [*command, "--sweep", str(search), "--overwrite_output_dir"])
+        assert (tmp_path / "out" / "results.json").exists()  # a refused command removes nothing
 
 
 def test_each_task_of_the_suite_has_a_name_on_the_hub(tmp_path):

@@ -66,6 +66,7 @@ def test_a_sweep_over_a_grid_and_seeds(tokenizer, tmp_path, monkeypatch):
     sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
     results = read_results(tmp_path / "a")
     rows = results["sweep"]["settings"]
+    assert "seconds" not in results  # of the best run
     assert len(rows) == 4 and all(len(row["scores"]) == 2 for row in rows)
     for row in rows:
         assert row["mean"] == pytest.approx(np.mean(row["scores"]))
@@ -244,6 +245,8 @@ def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, tmp_path):
         ("reinit_layers: [0, 99, 1]", "--reinit_layers 99 is too large"),
         ("freeze_layers: {low: 0, high: 99}, weight_decay: [0.1, 0.2]", "--freeze_layers 99 is too large"),
         ("freeze_layers: [0, 2], reinit_layers: [0, 2]", "--freeze_layers 2 and --reinit_layers 2 overlap"),
+        ("batch_size: [16, 18, 32], gradient_accumulation_steps: [1, 4]", "18 is not divisible by 4"),
+        ("batch_size: [16], gradient_accumulation_steps: {low: 1, high: 4}", "16 is not divisible by 3"),
         ("lr_scheduler_type: [linear, cosine_with_min_lr]", "One of min_lr or min_lr_rate should be set"),
     ],
 )

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import forked
@@ -12,12 +12,21 @@ import fsspec
 import pytest
 from damage import damage
 from pretraining_command import run
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.storage import inputs as staging
 from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output
-from snugbert.trainers.run.checkpoints import find_newest_checkpoint, remove_checkpoints, write_manifest
+from snugbert.trainers.run.checkpoints import (
+    RunCheckpoints,
+    check_checkpoint,
+    find_newest_checkpoint,
+    list_checkpoints,
+    publish,
+    remove_checkpoints,
+    write_manifest,
+)
 from snugbert.trainers.run.folder import run_in_store
 from snugbert_cli import main as snugbert_command
 
@@ -136,9 +145,10 @@ def find_on_new_machine(url: str, home: Path, monkeypatch) -> str | None:
     return checkpoint and checkpoint.name
 
 
-def write_checkpoint(folder: Path, text: str = "weights") -> Path:
+def write_checkpoint(folder: Path, **files: str) -> Path:
     folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_text(text)
+    for name, text in ({"trainer_state.json": "state"} | files).items():
+        (folder / name).write_text(text)
     write_manifest(folder)
     return folder
 
@@ -173,18 +183,71 @@ def test_a_checkpoint_is_not_removed_while_it_is_uploaded(bucket, monkeypatch):
         monkeypatch.setattr(remote_outputs, "upload", upload_while_the_run_removes)
         output.upload_checkpoints()
     assert [removal.result() for removal in removals] == [None, None]
-    assert list_files(stored) == {"checkpoint-4/model.safetensors", "checkpoint-4/manifest.json"}
+    assert list_files(stored) == {"checkpoint-4/trainer_state.json", "checkpoint-4/manifest.json"}
     output.upload_checkpoints()
     assert list_files(stored) == list_files(folder) == set()
 
 
-def test_training_goes_on_without_the_bucket(in_bucket, bucket, capsys, caplog, monkeypatch):
-    def fail(file, url):
-        raise InputError("no answer.")
+def test_a_checkpoint_that_is_replaced_while_it_is_uploaded_is_whole(bucket, tmp_path, monkeypatch):
+    folder, stored = choose_output(f"{bucket.url}/run"), bucket.folder / "run"
+    checkpoint, output = write_checkpoint(folder / "checkpoint-4", optimizer="old", model="old"), find_output(folder)
+    write_checkpoint(folder / "checkpoint-best")  # a folder of the user
+    new = write_checkpoint(folder / "_unfinished_checkpoint/checkpoint-4", model="new")
+    real, replacements = remote_outputs.upload, []
+    with ThreadPoolExecutor() as pool:
 
+        def upload_while_the_run_replaces(file, url):
+            real(file, url)
+            if not replacements:
+                replacements.append(pool.submit(publish, new, checkpoint))
+                wait(replacements, timeout=0.5)
+
+        monkeypatch.setattr(remote_outputs, "upload", upload_while_the_run_replaces)
+        output.upload_checkpoints()
+    assert replacements[0].result() is None
+    check_checkpoint(stored / "checkpoint-4", needs_optimizer=False)
+    output.upload_checkpoints()
+    check_checkpoint(stored / "checkpoint-4", needs_optimizer=False)
+    assert list_files(stored / "checkpoint-4") == {"model", "trainer_state.json", "manifest.json"}
+    assert (stored / "checkpoint-4/model").read_text() == "new"
+
+
+def test_training_does_not_wait_for_an_upload_to_remove_an_old_checkpoint():
+    folder, checkpoints = choose_output("s3://no-bucket/run"), RunCheckpoints()
+    checkpoints.limit = 1
+    for step in (1, 2):
+        write_checkpoint(folder / f"checkpoint-{step}")
+    state = TrainerState(global_step=2)
+    with find_output(folder).keeps_checkpoints:
+        checkpoints.remove_old(state, folder)
+    assert [path.name for path in list_checkpoints(folder)] == ["checkpoint-1", "checkpoint-2"]
+    checkpoints.on_train_end(TrainingArguments(str(folder)), state, TrainerControl())
+    assert [path.name for path in list_checkpoints(folder)] == ["checkpoint-2"]
+
+
+def test_the_last_checkpoint_stays_in_the_bucket_until_the_model_is_there(bucket, monkeypatch):
+    folder, stored = choose_output(f"{bucket.url}/run"), bucket.folder / "run"
+    checkpoint, output = write_checkpoint(folder / "checkpoint-4"), find_output(folder)
+    output.upload_checkpoints()
+    remove_checkpoints([checkpoint])
+    (folder / "config.json").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_outputs, "upload", fail_to_upload)
+        with pytest.raises(InputError, match="no answer"):
+            output.upload_run()
+    check_checkpoint(stored / "checkpoint-4", needs_optimizer=False)
+    output.upload_run()
+    assert list_files(stored) == {"config.json"}
+
+
+def fail_to_upload(file, url):
+    raise InputError("no answer.")
+
+
+def test_training_goes_on_without_the_bucket(in_bucket, bucket, capsys, caplog, monkeypatch):
     stored = bucket.folder / "runs/run"
     with monkeypatch.context() as patch:
-        patch.setattr(remote_outputs, "upload", fail)
+        patch.setattr(remote_outputs, "upload", fail_to_upload)
         assert run(in_bucket) == 2
     assert "no answer. The upload will be retried at the next checkpoint." in caplog.text
     assert not list(stored.glob("checkpoint-*/*")) and not (stored / "config.json").exists()
@@ -217,7 +280,7 @@ def test_fine_tuning_and_what_follows_in_a_bucket(bucket, small_run, tmp_path, c
 
     predict = "predict --model_name_or_path BUCKET/cls --input_file BUCKET/data/d*.tsv --output_file BUCKET/out.jsonl"
     upload = remote_outputs.upload
-    monkeypatch.setattr(remote_outputs, "upload", lambda *_: (_ for _ in ()).throw(InputError("no answer.")))
+    monkeypatch.setattr(remote_outputs, "upload", fail_to_upload)
     assert command(predict) == 2 and not (folder / "out.jsonl").exists()
     monkeypatch.setattr(remote_outputs, "upload", upload)
     capsys.readouterr()

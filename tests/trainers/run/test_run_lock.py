@@ -105,6 +105,13 @@ def test_a_lock_on_a_removed_file_is_no_lock(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_does_not_remove_the_lock_of_another_process(tmp_path):
+    with lock_output_dir(settings(tmp_path)):
+        (tmp_path / "_lock").unlink()
+        (tmp_path / "_lock").touch()
+    assert (tmp_path / "_lock").exists()
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch, caplog):
     def unsupported(*_):
