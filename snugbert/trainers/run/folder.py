@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
 
     With `dry_run`, only checks that the folder can be written. A dry run in a store uploads nothing, and removes what
     it downloaded. Only processes that write take the lock, see [`lock_file`]. A process can take the lock again inside
-    the block.
+    the block. A new folder that stays empty is removed.
     """
     output_dir = Path(training_args.output_dir or "")
     is_dry_run = getattr(training_args, "dry_run", False)
@@ -63,6 +63,8 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     if output is not None and output.folder != output_dir:  # one of several runs, whose command has locked the store
         output = None
     with ExitStack() as stack:
+        if training_args.should_save and not output_dir.exists():
+            stack.callback(_remove_if_empty, output_dir.resolve())
         with raise_together():
             if training_args.should_save and is_dry_run and output is None:
                 _check_folder(output_dir)
@@ -71,6 +73,11 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
                 if output is not None:
                     stack.enter_context(_look_into_store(output) if is_dry_run else run_in_store(output))
         yield
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _lock(output_dir: Path, stack: ExitStack) -> None:
