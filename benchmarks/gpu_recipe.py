@@ -28,12 +28,8 @@ after the run that measures the speed. BLiMP was 65.6, and bits per character of
 scores after ten passes over ten million words: GPT-BERT has 70.8 with 14 million parameters and 71.2 with 30 million,
 both at the best temperature, and DeBERTa has 66.8.
 
-Not tried yet with this size: relative positions and a lower learning rate, which help `mini`
-(docs/explanation/pretraining-small.md), and smaller batches. This call tries the first two:
-
-    overrides=hidden_size=384,num_attention_heads=6,intermediate_size=1536,hidden_dropout_prob=0
-    benchmarks/gpu.sh recipe --set learning_rate=1e-3 \\
-        config_overrides=$overrides,attention_probs_dropout_prob=0,position_embedding_type=relative
+Not tried yet with this size: smaller batches, and a lower learning rate, which helps `mini`
+(docs/explanation/pretraining-small.md): `benchmarks/gpu.sh recipe --set learning_rate=1e-3`.
 """
 
 import argparse

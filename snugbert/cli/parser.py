@@ -296,7 +296,9 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
         opposite = _replace_opposites([f"--{name}"], parser)
         if len(opposite) == 2 and str(value).lower() in TRUE:  # `no_do_lower_case: true`
             name, value = opposite[0].removeprefix("--"), opposite[1]
-        if name == "config" or _renamed(f"--{name}") not in parser.flags:
+        if name == "config":
+            raise InputError(f"--config: {file} contains `config`, but config files cannot be nested.")
+        if _renamed(f"--{name}") not in parser.flags:
             hint = did_you_mean(name.replace("-", "_"), (flag.removeprefix("--") for flag in parser.flags))
             raise InputError(f"--config: {file}, line {key.start_mark.line + 1}: unknown argument {name}.{hint}")
         if value in ("", "~", "null"):

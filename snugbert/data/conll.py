@@ -248,7 +248,7 @@ def _tag_line(line: str, tag: str, tag_column: int | None) -> str:
 def tag_records(
     lines: Sequence[str], sentences: Sequence[Sentence], tags: Tags, tag_columns: Sequence[str], limited: bool = False
 ) -> str:
-    """Returns JSON lines with other tags, from JSON lines or a list. A row without tags gets a last key."""
+    """Returns JSON lines or a JSON list, as the source, with other tags. A row without tags gets a last key."""
     text = "".join(lines)
     is_list = text.lstrip().startswith("[")
     rows: list[Any] = json.loads(text) if is_list else [json.loads(line) if line.strip() else None for line in lines]
@@ -257,4 +257,5 @@ def tag_records(
         row[next((name for name in tag_columns if name in row), tag_columns[0])] = sentence_tags
     if limited:
         del rows[sentences[-1].row :]
-    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows if row is not None)
+    written = [json.dumps(row, ensure_ascii=False) for row in rows if row is not None]
+    return "[" + ",\n".join(written) + "]\n" if is_list else "".join(f"{line}\n" for line in written)

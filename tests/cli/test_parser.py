@@ -54,7 +54,7 @@ def test_a_file_that_trusts_remote_code_gives_a_warning(line, warns, tmp_path, c
         ("trust_remote_code=true: []", "run.yaml must contain only `name: value` lines"),
         ("yes: {a: 1}", "run.yaml, line 1: unknown argument yes.$"),
         ("optim_args: a\ntrian-files: b", "line 2: unknown argument trian-files. Did you mean train_files."),
-        ("config: a", "line 1: unknown argument config"),
+        ("config: a", "run.yaml contains `config`, but config files cannot be nested"),
         ("- a", "run.yaml must contain only `name: value` lines"),
         ("optim_args: &a x\ntrain_files: *a", "run.yaml is not a YAML file: aliases are not supported"),
         ("optim_args: {a: " + "9" * 5000 + "}", "run.yaml, line 1: invalid value"),

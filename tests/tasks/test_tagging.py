@@ -254,13 +254,14 @@ def test_chosen_columns_new_columns_and_limits(tmp_path):
     # Sentences beyond a limit are left out.
     source = b"-DOCSTART- O\n\na O\nb O\n\n\n-DOCSTART- O\n\nc O\n"
     assert write(tmp_path, "a.txt", source, [["O", "B-X"]], max_eval_samples=1) == "-DOCSTART- O\n\na O\nb B-X\n\n\n"
-    lines = '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": ["b"], "tags": ["O"]}'
-    for source in (lines, f"[{lines.replace(chr(10), ',')}]"):
-        written = write(tmp_path, "a.json", source.encode(), [["B-X"]], max_eval_samples=1)
-        assert written == '{"tokens": ["a"], "tags": ["B-X"]}\n'
+    row, expected = b'{"tokens": ["a"], "tags": ["O"]}', '{"tokens": ["a"], "tags": ["B-X"]}'
+    assert write(tmp_path, "a.json", row + b"\n" + row, [["B-X"]], max_eval_samples=1) == f"{expected}\n"
+    assert (
+        write(tmp_path, "a.json", b"[" + row + b"," + row + b"]", [["B-X"]], max_eval_samples=1) == f"[{expected}]\n"
+    )
 
 
-def test_json_becomes_json_lines_with_other_tags(tmp_path):
+def test_json_has_other_tags(tmp_path):
     """Without tags, they become the last value."""
     rows = [
         {"id": 1.5, "ner_tags": ["B-X", "O"], "tokens": ["Zürich", "é"], "x": {"tags": []}},
@@ -268,10 +269,13 @@ def test_json_becomes_json_lines_with_other_tags(tmp_path):
         {"tokens": ["a"], "tags": ["O"], "ner_tags": ["B-X"]},
     ]
     expected = [rows[0] | {"ner_tags": ["O", "B-é"]}, rows[1], rows[2] | {"ner_tags": ["B-Y"]}]
-    for source in ("\ufeff\n" + "\r\n".join(map(json.dumps, rows)), json.dumps(rows, ensure_ascii=False)):
-        written = write(tmp_path, "dev.jsonl", source.encode(), [["O", "B-é"], ["B-Y"]])
-        assert written.startswith("\ufeff") == source.startswith("\ufeff") and "B-é" in written
-        assert [json.loads(line) for line in written.removeprefix("\ufeff").splitlines()] == expected
+    tags = [["O", "B-é"], ["B-Y"]]
+    source = "\ufeff\n" + "\r\n".join(map(json.dumps, rows))
+    written = write(tmp_path, "dev.jsonl", source.encode(), tags)
+    assert written.startswith("\ufeff") and "B-é" in written
+    assert [json.loads(line) for line in written.removeprefix("\ufeff").splitlines()] == expected
+    written = write(tmp_path, "dev.json", json.dumps(rows, ensure_ascii=False).encode(), tags)
+    assert json.loads(written) == expected and "B-é" in written
     source = '{"tokens": ["a"]}\n{"tokens": ["b"], "ner_tags": null, "x": 1 }\n'
     expected = '{"tokens": ["a"], "ner_tags": ["O"]}\n{"tokens": ["b"], "ner_tags": ["B-X"], "x": 1}\n'
     assert write(tmp_path, "test.json", source.encode(), [["O"], ["B-X"]], "test") == expected
