@@ -43,7 +43,7 @@ def test_summary(tmp_path):
     task = FACTS._replace(metrics=("accuracy", "mse", "pearson"))
     baseline = {"answer": "always 'few'", "accuracy": 0.25, "mse": 2.5, "pearson": float("nan")}
     (tmp_path / "README.md").touch()
-    (tmp_path / "eval_confusion_matrix.png").touch()
+    (tmp_path / "confusion_matrix.png").touch()
     training = {"train_runtime": 61.2, "train_steps": 1, "epoch": 1.0}
     metrics = {"eval": {"accuracy": 0.5, "mse": None, "pearson": float("nan"), "total": 30}, "predict_mm": {}}
     results = RESULTS | {"training": training, "metrics": metrics, "baselines": {"eval": baseline}}
@@ -53,7 +53,7 @@ def test_summary(tmp_path):
         "  test mismatched  1,234 examples: predicted, not scored: labels are missing",
         "  baseline         always 'few'",
         f"  folder           {tmp_path}",
-        "  plots            eval_confusion_matrix.png",
+        "  plots            confusion_matrix.png",
         "  model card       README.md",
     ]
     intervals = {"eval": {"accuracy": (0.3333, 0.6667)}, "predict_mm": {}}
