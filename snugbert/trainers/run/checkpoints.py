@@ -234,6 +234,7 @@ class RunCheckpoints(TrainerCallback):
         """Called by Trainer after the last step. Waits for an upload, and removes what `remove_old` has left."""
         if self._left_old:
             self.remove_old(state, Path(args.output_dir), is_end=True)
+        self._clear(args, Path(args.output_dir) / UNFINISHED_CHECKPOINT)  # a process was killed while it removed one
 
 
 def _collect_random_states(args: TrainingArguments, folder: Path) -> None:
