@@ -235,7 +235,11 @@ def _read_range(url: str, start: int, end: int) -> bytes:
 
     def read(store: Any, path: str) -> bytes:
         options = {"batch_size": CONNECTIONS} if store.async_impl else {}
-        return b"".join(store.cat_ranges([path] * len(starts), starts, ends, on_error="raise", **options))
+        pieces = store.cat_ranges([path] * len(starts), starts, ends, on_error="raise", **options)
+        for piece in pieces:
+            if isinstance(piece, Exception):  # fsspec 2025.3 returns errors
+                raise piece
+        return b"".join(pieces)
 
     data = ask(url, read) if starts else b""
     if len(data) != max(0, end - start):
