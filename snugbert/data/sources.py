@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from snugbert.card_snugbert import find_base_model
 from snugbert.cli.ranges import Range, check_ranges
 from snugbert.errors import InputError, join_lines
 
@@ -175,14 +176,12 @@ def describe_source(source: Path | str, config_name: str | None, split: str, num
 
 def hub_id(dataset_name: str | None) -> str | None:
     """The name of a dataset on the Hub. None for a folder, which may have moved, or if there is no dataset."""
-    if dataset_name is None or Path(dataset_name).exists():
-        return None
-    return dataset_name if re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", dataset_name) else None
+    return find_base_model(dataset_name)[0]  # the rules for names of models are the same
 
 
 def describe_dataset(name: str) -> str:
     """The name of a dataset in results and cards: its Hub name, or the last part of a folder's path."""
-    return hub_id(name) or Path(name).resolve().name
+    return find_base_model(name)[1]
 
 
 def describe_file(file: Path) -> str:

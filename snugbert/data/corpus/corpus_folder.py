@@ -30,6 +30,11 @@ def read_num_parts(name: str) -> int:
     return int(match[1]) if match else 0
 
 
+def _find_complete(files: dict[str, int]) -> dict[str, int]:
+    """Returns the names of the parts that have an index, in order, and their sizes."""
+    return {name: files[name] for name in sorted(files) if read_num_parts(name) and index_name(name) in files}
+
+
 class CorpusFolder:
     """The folder of a corpus at a path or a URL."""
 
@@ -53,8 +58,7 @@ class CorpusFolder:
 
     def find_parts(self) -> dict[str, int]:
         """Returns the names of the complete parts, in order, and their sizes."""
-        files = self._list_files()
-        return {name: files[name] for name in sorted(files) if read_num_parts(name) and index_name(name) in files}
+        return _find_complete(self._list_files())
 
     def _list_files(self) -> dict[str, int]:
         if self.url is None:
@@ -63,7 +67,8 @@ class CorpusFolder:
 
     def find_states(self) -> dict[str, str]:
         """Returns the state of each part that the corpus must have, in order: "" if it is complete."""
-        complete, files = self.find_parts(), self._list_files()
+        files = self._list_files()
+        complete = _find_complete(files)
         divisions = {read_num_parts(name): name for name in complete or filter(read_num_parts, files)}
         if not divisions:
             raise InputError(f"{self} contains no prepared corpus. Run `snugbert prepare` first.")

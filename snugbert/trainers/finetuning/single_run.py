@@ -75,17 +75,13 @@ def find_start(args: FineTuningArguments) -> Start:
     finished.
     """
     output_dir = Path(str(args.output_dir))
-
-    def read() -> Any:
-        resumes = str(args.resume_from_checkpoint).lower() == "true" and not args.overwrite_output_dir
+    resumes = str(args.resume_from_checkpoint).lower() == "true" and not args.overwrite_output_dir
+    results: Any = {}
+    with raise_together():
         if args.process_index == 0 and resumes and not list_checkpoints(output_dir):
             results = read_results(output_dir / RESULTS) if (output_dir / RESULTS).exists() else {}
-            return results if results.get("training") else None  # a run that only scores has no training
-        return None
-
-    with raise_together():
-        finished = read()
-    (finished,) = broadcast_object_list([finished])
+    # A run that only scores has no training.
+    (finished,) = broadcast_object_list([results if results.get("training") else None])
     return Start(finished, None if finished else check_output_dir(args, args.overwrite_output_dir))
 
 
