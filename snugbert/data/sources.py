@@ -1,6 +1,6 @@
 """The splits of a task's data: which splits to read, from files or a dataset, and how to name the data.
 
-This module imports `datasets` only when a dataset is loaded, so that `--help` is fast.
+This module imports `datasets` and the model's files only when a dataset is loaded or named, so that `--help` is fast.
 """
 
 import re
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from snugbert.card_snugbert import find_base_model
 from snugbert.cli.ranges import Range, check_ranges
 from snugbert.errors import InputError, join_lines
 
@@ -176,11 +175,15 @@ def describe_source(source: Path | str, config_name: str | None, split: str, num
 
 def hub_id(dataset_name: str | None) -> str | None:
     """The name of a dataset on the Hub. None for a folder, which may have moved, or if there is no dataset."""
+    from snugbert.card_snugbert import find_base_model
+
     return find_base_model(dataset_name)[0]  # the rules for names of models are the same
 
 
 def describe_dataset(name: str) -> str:
     """The name of a dataset in results and cards: its Hub name, or the last part of a folder's path."""
+    from snugbert.card_snugbert import find_base_model
+
     return find_base_model(name)[1]
 
 
