@@ -35,7 +35,7 @@ def parse_json(text: str) -> Any:
     """Parses JSON. Text that is nested too deeply, and half of a surrogate pair, raise a `ValueError`, too."""
     try:
         value = json.loads(text)
-        if "\\ud" in text or "\\uD" in text:
+        if "\\ud" in text or "\\uD" in text:  # only such an escape can be half of a pair
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except RecursionError as error:
@@ -72,21 +72,6 @@ def write_json(file: Path, values: object) -> None:
     file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-# --- digests ----------------------------------------------------------------------------------------------------
-
-
-def check_new_results(folder: Path, results: Iterable[str], overwrite: bool) -> None:
-    """Checks that a command may write into `--output_dir`."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--output_dir: {folder} is a file. Choose a folder.")
-    existing = [name for name in results if (folder / name).exists()]
-    if existing and not overwrite:
-        raise InputError(
-            f"--output_dir: {folder} already contains {existing[0]}. Choose another folder, or set "
-            "--overwrite_output_dir to replace the files."
-        )
-
-
 def hash_json(value: object) -> str:
     """Returns a digest of a JSON value, as 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
@@ -116,6 +101,18 @@ def write_atomically(file: Path, text: str) -> None:
     """Writes a text with [`replacing`]."""
     with replacing(file) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def check_new_results(folder: Path, results: Iterable[str], overwrite: bool) -> None:
+    """Checks that a command may write into `--output_dir`."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output_dir: {folder} is a file. Choose a folder.")
+    existing = [name for name in results if (folder / name).exists()]
+    if existing and not overwrite:
+        raise InputError(
+            f"--output_dir: {folder} already contains {existing[0]}. Choose another folder, or set "
+            "--overwrite_output_dir to replace the files."
+        )
 
 
 @contextmanager

@@ -295,12 +295,14 @@ def upload(file: Path, url: str) -> None:
 
 def _is_copy(file: Path, url: str) -> bool:
     """Compares a file with its copy in a store: the size, and the MD5 if the store reports one."""
-    entry, digest = find_entry(url), _read_digest(file)
+    entry = find_entry(url)
     if entry is None or entry.size != file.stat().st_size:
         return False
-    has_digest = re.fullmatch("[0-9a-f]{32}", entry.version)  # files that were uploaded in several parts have none
+    if not re.fullmatch("[0-9a-f]{32}", entry.version):  # files that were uploaded in several parts have no MD5
+        return True
+    digest = _read_digest(file)
     # The ETag of an encrypted file looks like an MD5, but is not the file's MD5. So the copy is read.
-    return not has_digest or entry.version == digest or _read_digest(url) == digest
+    return entry.version == digest or _read_digest(url) == digest
 
 
 def _read_digest(name: str | Path) -> str:

@@ -82,8 +82,11 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
         raise InputError(f"{source}: the text is empty.{summary}")
     output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
 
-    learn = _learn if args.init is None else _extend
-    tokenizer, model_flags = learn(args, output_dir, chain(sample, lines), measure_accents(sample))
+    lines = chain(sample, lines)
+    if args.init is None:
+        tokenizer, model_flags = _learn(args, output_dir, lines, measure_accents(sample))
+    else:
+        tokenizer, model_flags = _extend(args, output_dir, lines)
     with explaining_failed_writes(output_dir, "run the same command again"):
         _save(tokenizer, output_dir)
 
@@ -135,9 +138,7 @@ def _new_model(output_dir: Path, tokenizer: PreTrainedTokenizerBase, words: Coun
     return {"tokenizer_name": output_dir, **recipe_flags(len(tokenizer), num_tokens)}
 
 
-def _extend(
-    args: VocabularyArguments, output_dir: Path, lines: Iterator[str], _: float
-) -> tuple[TokenizersBackend, Flags]:
+def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -> tuple[TokenizersBackend, Flags]:
     """Extends the tokenizer of `init`, and its model if there is one. Also returns flags of `snugbert pretrain`."""
     name = str(args.init)
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))

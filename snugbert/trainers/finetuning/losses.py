@@ -114,7 +114,8 @@ def distillation_loss(
     the two numbers. Hard is the usual loss of the gold labels, which is 0 for an item without a label.
 
     `student` and `teacher` are logits, *Shape:* (I, C). `labels` are ids, `UNLABELED` without a label, *Shape:* (I,).
-    Several labels are 0.0 or 1.0, *Shape:* (I, C), and regression has numbers, *Shape:* (I,). Both are NaN without.
+    For several labels per item they are 0.0 or 1.0, *Shape:* (I, C), and for regression numbers, *Shape:* (I,). Both
+    are NaN without a label.
     """
     student, teacher = student.float(), teacher.to(student.device).float()
     if kind == "single_label_classification":

@@ -130,9 +130,8 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     if run_args.max_steps > 0:
         epochs = float(f"{run_args.max_steps / math.ceil(examples / batch):.3g}")
     output_dir = Path(str(args.output_dir))
-    folder = (
-        output_dir / "runs" / (f"batch-{batch}_rate-{rate:g}_epochs-{run_args.num_train_epochs:g}{names}_seed-{seed}")
-    )
+    name = f"batch-{batch}_rate-{rate:g}_epochs-{run_args.num_train_epochs:g}{names}_seed-{seed}"
+    folder = output_dir / "runs" / name
     run_args.seed, run_args.output_dir = seed, str(folder)
     run_args.run_name = f"{args.run_name or output_dir.resolve().name}-{folder.name}"
     # The folder was checked: an interrupted run in it belongs to this sweep.
@@ -192,7 +191,7 @@ class Sweep:
             plan["version of optuna"] = version("optuna")
         return plan
 
-    def plan(self, values: Mapping[str, Any], seed: int) -> PlannedRun:
+    def plan_run(self, values: Mapping[str, Any], seed: int) -> PlannedRun:
         """Returns the run with the `values` of the flags that vary."""
         return plan_run(self.args, self.examples, values, seed)
 
@@ -209,11 +208,11 @@ class Sweep:
         all_steps = self.search.settings.get(ACCUMULATION, Choices((self.args.gradient_accumulation_steps,)))
         for size in batch_sizes.values:
             for steps in all_steps.values:
-                self.plan(first | {BATCH_SIZE: size, ACCUMULATION: steps}, self.args.seed)
+                self.plan_run(first | {BATCH_SIZE: size, ACCUMULATION: steps}, self.args.seed)
         checked: list[dict[str, Any]] = [{}]
         with tempfile.TemporaryDirectory() as folder:
             for setting in [*(first | {flag: value} for flag in varied for value in varied[flag]), last]:
-                run = self.plan(setting, self.args.seed)
+                run = self.plan_run(setting, self.args.seed)
                 others = {flag: value for flag, value in setting.items() if flag not in IN_COLUMNS}
                 if others not in checked:
                     checked.append(others)
@@ -222,7 +221,7 @@ class Sweep:
 
     def run_dry(self, finished: list[FinishedRun]) -> float:
         """Measures the first run, and multiplies its time by the number of runs that are left. Returns the seconds."""
-        first = self.plan(self._make_suggestions().ask(0) or {}, self.args.seed)
+        first = self.plan_run(self._make_suggestions().ask(0) or {}, self.args.seed)
         left = None if self.total is None else max(0, self.total - len(finished))
         hours = self.search.hours
         seconds = None if hours is None else 3600 * hours - sum(run.results["seconds"] for run in finished)
@@ -239,7 +238,7 @@ class Sweep:
         tried: list[dict[str, Any]] = []
         repeats = 0
         while (values := suggestions.ask(len(tried))) is not None:
-            runs = [self.plan(values, first_seed + number) for number in range(seeds)]
+            runs = [self.plan_run(values, first_seed + number) for number in range(seeds)]
             repeats = repeats + 1 if runs[0].folder in finished else 0
             if search.size is None and repeats == MOST_REPEATS:
                 logger.info("stopped: all of the last %d suggested settings ran before", repeats)
@@ -263,7 +262,7 @@ class Sweep:
         best = choose_setting([*finished.values()], self.objective, range(first_seed, first_seed + seeds))
         for values in tried:
             for number in range(seeds, search.winner_seeds):
-                run = self.plan(values, first_seed + number)
+                run = self.plan_run(values, first_seed + number)
                 if run.setting == best:
                     finished[run.folder] = self._run(run, f"seed {number + 1} of the best setting", [])
                 elif (result := run.read()) is not None:  # this setting was the best until the budget grew
