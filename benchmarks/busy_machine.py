@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from reporting import describe_run, format_header, format_line, format_ratio
+from reporting import describe_run, format_header, format_line, format_median
 from side_by_side import describe_machine, positive
 
 SIDES = {"shared": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
@@ -210,7 +210,7 @@ def format_rows(size: str, work: str, rates: dict[str, dict[str, list[float]]]) 
         alone = conditions["alone"]
         pairs = ((conditions["busy"], alone), (conditions["second"], alone), (alone, rates["spinning"]["alone"]))
         ratios = [[value / base for value, base in zip(*pair, strict=False)] for pair in pairs]
-        cells = [size, work, side, format_ratio(alone, 0), *(format_ratio(each) if each else "" for each in ratios)]
+        cells = [size, work, side, format_median(alone, 0), *(format_median(each) if each else "" for each in ratios)]
         lines.append(format_line(cells))
     return "\n".join(lines)
 

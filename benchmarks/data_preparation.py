@@ -25,7 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from reporting import describe_run
+from reporting import describe_run, format_table
 from side_by_side import describe_machine, positive
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, WordpieceTokenizer
 
@@ -204,16 +204,12 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
             number / sum(best[f"original {stage}"] for stage in ("tokenize", "pairs", "mask")),
         ),
     ]
-    return [
-        f"{corpus}; tokens per second:",
-        "",
-        "| stage | SnugBERT | original recipe | ratio |",
-        "| --- | --- | --- | --- |",
-        *(
-            f"| {stage} | {ours:,.0f} | " + (f"{theirs:,.0f} | {ours / theirs:.1f} |" if theirs else " | |")
-            for stage, ours, theirs in rates
-        ),
+    rows = [
+        [stage, f"{ours:,.0f}", *((f"{theirs:,.0f}", f"{ours / theirs:.1f}") if theirs else ("", ""))]
+        for stage, ours, theirs in rates
     ]
+    table = format_table(("stage", "SnugBERT", "original recipe", "ratio"), rows)
+    return [f"{corpus}; tokens per second:", "", table]
 
 
 @contextmanager
@@ -261,15 +257,11 @@ def measure_memory(args: argparse.Namespace, folder: Path) -> list[str]:
         at = folder / f"memory-{len(names)}"
         peaks = [peak_memory(args, task, names, at) for task in ("prepare", "read")]
         stored = sum(file.stat().st_size for file in at.glob("*.arrow"))
-        rows.append(f"| {text} | {stored / 1e6:,.0f} | {peaks[0] / 1e6:,.0f} | {peaks[1] / 1e6:,.0f} |")
-    return [
-        f"Peak memory in MB, including {idle / 1e6:,.0f} for the program with torch and transformers:",
-        "",
-        f"| | prepared corpus on disk | preparing, {args.num_workers} processes | pairs of an epoch, "
-        f"and {READ_EXAMPLES:,} examples read and masked |",
-        "| --- | --- | --- | --- |",
-        *rows,
-    ]
+        rows.append([text, *(f"{size / 1e6:,.0f}" for size in (stored, *peaks))])
+    reading = f"pairs of an epoch, and {READ_EXAMPLES:,} examples read and masked"
+    header = ("", "prepared corpus on disk", f"preparing, {args.num_workers} processes", reading)
+    caption = f"Peak memory in MB, including {idle / 1e6:,.0f} for the program with torch and transformers:"
+    return [caption, "", format_table(header, rows)]
 
 
 def peak_memory(args: argparse.Namespace, task: str, files: list[Path], folder: Path) -> int:

@@ -30,8 +30,16 @@ from side_by_side import SIDES, choose_device, default_checkpoint, describe_mach
 
 FIRST_SEED = 42
 COLUMNS = (
-    *("task", "steps", "seconds ours", "seconds stock", "stock's time / ours", "training, s", "evaluation, s"),
-    *("the rest, s", "score ours", "score stock"),
+    "task",
+    "steps",
+    "seconds ours",
+    "seconds stock",
+    "stock's time / ours",
+    "training, s",
+    "evaluation, s",
+    "the rest, s",
+    "score ours",
+    "score stock",
 )
 
 

@@ -110,7 +110,7 @@ def format_plan() -> str:
 
 def check_names(settings: list[str]) -> None:
     """Refuses a mistyped argument of `snugbert pretrain` before any piece takes its time."""
-    from snugbert.cli.model_arguments import ModelArguments  # after the packages that it needs were found
+    from snugbert.cli.model_arguments import ModelArguments  # only after its packages were found
     from snugbert.cli.parser import ArgumentParser
     from snugbert.errors import InputError
     from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import sentence_transformers
-from reporting import describe_run, format_header, format_line, format_ratio
+from reporting import describe_run, format_header, format_line, format_median
 from side_by_side import describe_machine, positive
 from transformers import pipeline
 from transformers.utils import logging as transformers_logging
@@ -214,7 +214,7 @@ def compare(name: str, task: str, model: str, texts: list[str], args: argparse.N
     number = len(texts[: args.max_rows])
     ratios = [theirs / mine for mine, theirs in zip(seconds["ours"], seconds["stock"], strict=True)]
     speeds = (f"{number / median(seconds[side]):,.0f}" for side in ("ours", "stock"))
-    return format_line([name, f"{number:,}", format_ratio(ratios), *speeds, str(different), f"{largest:.1e}"])
+    return format_line([name, f"{number:,}", format_median(ratios), *speeds, str(different), f"{largest:.1e}"])
 
 
 def main(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the benchmarks print: the command, the machine, tables and ranges. And the settings of a folder of results."""
+"""Formats what the benchmarks print: machine, command and tables. Also checks the settings of a folder of results."""
 
 import json
 import shlex
@@ -35,8 +35,8 @@ def format_line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def format_ratio(values: Sequence[float], digits: int = 2) -> str:
-    """Formats the median, and the minimum to the maximum."""
+def format_median(values: Sequence[float], digits: int = 2) -> str:
+    """Formats the median, with the minimum and the maximum in parentheses."""
     return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 

@@ -142,8 +142,8 @@ def test_the_card_of_a_pushed_model(head, hub, tokenizer, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("head", CARDS)
-def test_the_code_of_a_card_in_another_language_runs(head, tokenizer, tmp_path, capsys):
-    """Its texts are dots."""
+def test_example_texts_are_english_or_dots(head, tokenizer, tmp_path, capsys):
+    """English if no language is given, or English is among the languages. Code with dots runs, too."""
     new_model(head).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     codes = (None, [], "en_US", ["de", "en-GB"], "yo")

@@ -61,7 +61,7 @@ def test_an_error_is_one_message_and_a_status(error, status, message, monkeypatc
     monkeypatch.setattr(command_line, "run_command", mock.Mock(side_effect=error))
     assert snugbert_cli.main(["glue"]) == status
     printed = capsys.readouterr().err
-    assert printed.startswith(message) and len(printed.splitlines()) <= message.count("\n") + 1
+    assert printed.startswith(message) and len(printed.splitlines()) == len(message.splitlines())
 
 
 def test_a_service_may_start_a_command_without_output():

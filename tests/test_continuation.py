@@ -18,7 +18,7 @@ def test_the_same_settings_continue():
     check(make_record("run", SETTINGS | {"text": {"renamed.txt": "12", "b.txt": "34"}}))
 
 
-def test_options_of_a_flag_may_not_have_new_names():
+def test_a_difference_names_the_options_of_a_flag():
     before, now = ({"--sweep": {"settings": {name: [0, 1]}}} for name in ("weight_decay", "reinit_layers"))
     names = [name for name, _, _ in list_changes(before, now)]
     assert names == ["--sweep settings weight_decay", "--sweep settings reinit_layers"]

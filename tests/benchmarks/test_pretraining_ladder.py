@@ -89,7 +89,7 @@ def material(tmp_path) -> list[str]:
 
 def read_table(report: str) -> list[dict[str, str]]:
     """Returns the rows of the table in a report."""
-    titles, _, *rows = [line[2:-2].split(" | ") for line in report.splitlines() if line.startswith("| ")]
+    titles, *rows = cells(report)
     return [dict(zip(titles, row, strict=True)) for row in rows]
 
 

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import torch
 from benchmark_files import write_first_lines
+from markdown_tables import cells
 from parity import without_padding
 from transformers import (
     AutoTokenizer,
@@ -114,9 +115,9 @@ def test_finetuning_parity(data_dir, minilm, tmp_path, capsys):
     command += ["--model_name_or_path", str(tmp_path)]
     command += ["--num_train_epochs", "5", "--learning_rate", "2e-3", "--use_cpu", "--disable_tqdm", "True"]
     finetuning_parity.main(command)
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| eval")]
-    assert [row[0] for row in rows] == [f"| eval {name}" for name in ("precision", "recall", "f1", "accuracy")]
-    assert rows[2][1] > "0.02" and all(row[1] == row[2].removesuffix(" |") for row in rows)
+    rows = [row for row in cells(capsys.readouterr().out) if row[0].startswith("eval")]
+    assert [row[0] for row in rows] == [f"eval {name}" for name in ("precision", "recall", "f1", "accuracy")]
+    assert rows[2][1] > "0.02" and all(row[1] == row[2] for row in rows)
     with pytest.raises(InputError, match="Stock Trainer does not support frozen layers"):
         finetuning_parity.main([*command, "--freeze_layers", "1"])
 
@@ -136,7 +137,7 @@ def test_retrieval(data_dir, minilm, tmp_path, capsys):
     command += ["--output_dir", str(tmp_path / "results")]
     retrieval.main([*command, "--rounds", "2"])
     out = capsys.readouterr().out
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    rows = cells(out)
     scores = {
         row[0]: [float(cell) for cell in row[1:]] for row in rows if len(row) == 3 and re.match(r"[\d.]", row[1])
     }

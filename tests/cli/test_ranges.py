@@ -61,7 +61,7 @@ def test_data_arguments_out_of_range(name, value, message):
 
 
 def test_every_numeric_argument_has_a_range():
-    """A new argument needs an entry. The exceptions are checked elsewhere, or any finite number is valid."""
+    """A new argument of SnugBERT needs an entry, unless it is checked elsewhere or every number is valid."""
     numbers = (int, float, int | None, float | None)
     numeric = {field.name for dtype in CLASSES for field in fields(dtype) if field.type in numbers}
     stock = {field.name for field in fields(TrainingArguments)}
@@ -70,7 +70,7 @@ def test_every_numeric_argument_has_a_range():
 
 
 def test_values_with_a_meaning_of_their_own_are_allowed(tmp_path):
-    """The number of steps overrides the epochs, and an infinite norm never clips. Defaults are in no range."""
+    """The number of steps overrides the epochs, and an infinite norm never clips. Defaults are allowed."""
     args = FineTuningArguments(str(tmp_path), use_cpu=True, num_train_epochs=0, max_steps=1, max_grad_norm=math.inf)
     assert args.num_train_epochs == 0
     check_ranges(PretrainingArguments(str(tmp_path), use_cpu=True, max_steps=-1))

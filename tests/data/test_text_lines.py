@@ -1,4 +1,4 @@
-"""Lines of text files: damaged compression, text that is not UTF-8, and huge lines."""
+"""Lines of text files: line ends, text that is not UTF-8, and huge lines."""
 
 import gzip
 import resource

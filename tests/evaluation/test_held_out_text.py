@@ -10,6 +10,7 @@ import torch
 import transformers
 import yaml
 from family_checkpoints import write_checkpoint
+from parity import perturb
 from pretraining_command import run
 
 import snugbert
@@ -58,9 +59,7 @@ def make(model_class, config):
     """A model with random weights and biases."""
     torch.manual_seed(0)
     model = model_class(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    perturb(model, 0.1)
     return model
 
 

@@ -34,22 +34,23 @@ def test_files_of_all_formats_have_the_same_pairs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("row", "message"),
     [
-        (
-            {"good": "A.", "sentence_bad": "B."},
-            "no column 'sentence_good'. Columns: 'good', 'sentence_bad'.",
-        ),
+        ({"good": "A.", "sentence_bad": "B."}, "no column 'sentence_good'. Columns: 'good', 'sentence_bad'."),
         ({"sentence_good": "A.", "sentence_bad": " "}, "sentence_bad must be a sentence, not ' '."),
         ({"sentence_good": 3, "sentence_bad": "B."}, "sentence_good must be a sentence, not 3."),
         ({"sentence_good": "A.", "sentence_bad": "\ud83d"}, r"not JSON (remove \ud83d, half of a character"),
     ],
 )
-def test_errors_name_the_file_and_the_row(text, message, tmp_path):
+def test_errors_name_the_file_and_the_row(row, message, tmp_path):
     file = tmp_path / "pairs.jsonl"
-    file.write_text(json.dumps({"sentence_good": "A.", "sentence_bad": "B."}) + "\n" + json.dumps(text))
+    file.write_text(json.dumps({"sentence_good": "A.", "sentence_bad": "B."}) + "\n" + json.dumps(row))
     with pytest.raises(InputError, match=re.escape(f"{file}, row 2: {message}")):
         read_pairs([file], *COLUMNS)
+
+
+def test_a_file_without_pairs_is_refused(tmp_path):
+    file = tmp_path / "pairs.jsonl"
     file.write_text("")
     with pytest.raises(InputError, match="no pairs"):
         read_pairs([file], *COLUMNS)

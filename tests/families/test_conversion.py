@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from checkpoint_files import PIECES, tensorflow_variables, write_classifier, write_tensorflow
-from parity import CONFIG, HEADS, NUM_LABELS, ours_and_stock, ragged_batch
+from parity import CONFIG, HEADS, NUM_LABELS, ours_and_stock, perturb, ragged_batch
 
 import snugbert
 from snugbert.errors import InputError
@@ -45,9 +45,7 @@ def distilbert(head: str, **fields):
     labels = {"num_labels": 2} if head == "ForQuestionAnswering" else {}
     config = transformers.DistilBertConfig(**DISTILBERT | labels | fields)
     model = getattr(transformers, f"DistilBert{head}")(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    perturb(model)
     return model
 
 

@@ -179,29 +179,38 @@ def test_threads_get_their_own_results():
             assert all(threads.map(predict, range(60)))
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("broken")])
-def test_a_recording_fails(error, log):
-    """Without memory, the step runs eagerly. Other errors name the remedy."""
-    model, calls = ours_and_stock("Model")[0].eval(), []
+def failing_step(model, error):
+    """Returns a step whose third call, the recording, raises `error`."""
+    calls = []
 
     def step(batch):
         calls.append(1)
-        if len(calls) == 3:  # the recording
+        if len(calls) == 3:
             raise error
         return model(**batch).pooler_output
 
-    graphs, batches = CudaGraphs(step, model), make_batches("Model", 6)[::2]
+    return step
+
+
+def test_without_memory_for_a_recording_the_step_runs_eagerly(log):
+    model, batches = ours_and_stock("Model")[0].eval(), make_batches("Model", 6)[::2]
+    graphs = CudaGraphs(failing_step(model, torch.OutOfMemoryError()), model)
     with emulated_graphs(), torch.no_grad():
         graphs(batches[0])
         graphs(batches[1])
-        if isinstance(error, torch.OutOfMemoryError):
-            assert graphs(batches[2]).equal(model(**batches[2]).pooler_output)
-            assert graphs.count == 0 and "too little free memory" in log.messages[-1]
-        else:
-            with pytest.raises(
-                InputError, match=r"could not be recorded \(RuntimeError: broken\).*--cuda_graphs false"
-            ):
-                graphs(batches[2])
+        assert graphs(batches[2]).equal(model(**batches[2]).pooler_output)
+    assert graphs.count == 0 and "too little free memory" in log.messages[-1]
+
+
+def test_a_failed_recording_names_the_remedy():
+    model, batches = ours_and_stock("Model")[0].eval(), make_batches("Model", 6)[::2]
+    graphs = CudaGraphs(failing_step(model, RuntimeError("broken")), model)
+    message = r"could not be recorded \(RuntimeError: broken\).*--cuda_graphs false"
+    with emulated_graphs(), torch.no_grad():
+        graphs(batches[0])
+        graphs(batches[1])
+        with pytest.raises(InputError, match=message):
+            graphs(batches[2])
 
 
 def test_without_memory_the_graphs_are_dropped(log):

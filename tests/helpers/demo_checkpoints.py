@@ -1,4 +1,4 @@
-"""Trains tiny checkpoints of every head on a few texts, for the tests of the demo page."""
+"""Tiny checkpoints of every head, for the tests of the demo page. Some are trained on a few texts."""
 
 from itertools import permutations
 from pathlib import Path
@@ -39,7 +39,7 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 def train_checkpoints(root: Path, tokenizer: snugbert.SnugBertTokenizer) -> dict[str, Path]:
     """Saves a model of every head in `root`, some of them stock BERT.
 
-    The models that a visitor of the page asks are trained until they fit the texts above.
+    Models for masks, next sentences, tags and answers are trained until they fit the texts above.
     """
 
     def new(model_class: type, **config: Any) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from parity import perturb
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram, WordPiece
 
@@ -65,9 +66,7 @@ def write_checkpoint(
     model_class = getattr(transformers, f"{STOCK_NAMES[family]}{head}")
     torch.manual_seed(0)
     model = model_class(model_class.config_class(vocab_size=len(tokenizer), **SIZE | FIELDS[family] | fields))
-    with torch.no_grad():  # initial biases of 0 and LayerNorm weights of 1 would hide errors
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    perturb(model)
     model.save_pretrained(folder)
     return folder
 

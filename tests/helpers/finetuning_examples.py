@@ -154,19 +154,22 @@ def new_distillation_trainer(head: str, tokenizer, folder, data=None, teacher=No
     return DistillationTrainer(task=student, args=plain.args)
 
 
+class KeepGradients(TrainerCallback):
+    """Keeps the gradients of the last step."""
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        named = model.named_parameters()
+        self.gradients = {name: each.grad.clone() for name, each in named if each.grad is not None}
+
+
 def train_one_step(trainer: FineTuningTrainer) -> torch.nn.Module:
     """Returns the model with the gradients of its first step."""
     trainer.args.max_steps, trainer.args.max_grad_norm = 1, 0
-    gradients = {}
-
-    class Keeper(TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-            gradients.update({p: p.grad.clone() for p in model.parameters() if p.grad is not None})
-
-    trainer.add_callback(Keeper())
+    keeper = KeepGradients()
+    trainer.add_callback(keeper)
     trainer.train()
-    for parameter in trainer.model.parameters():
-        parameter.grad = gradients.get(parameter)
+    for name, parameter in trainer.model.named_parameters():
+        parameter.grad = keeper.gradients.get(name)
     return trainer.model
 
 

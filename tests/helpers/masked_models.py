@@ -2,6 +2,7 @@
 
 import torch
 import transformers
+from parity import perturb
 from tokenizers.pre_tokenizers import ByteLevel
 
 from snugbert import SnugBertConfig, SnugBertForMaskedLM, SnugBertTokenizer
@@ -49,7 +50,5 @@ def make_model(architecture: str) -> tuple[transformers.PreTrainedModel, transfo
     tokenizer = make_tokenizer(architecture)
     torch.manual_seed(0)
     model = model_class(config_class(vocab_size=len(tokenizer), **size)).eval()
-    with torch.no_grad():  # initial biases of 0 and LayerNorm weights of 1 would hide errors
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    perturb(model)
     return model, tokenizer

@@ -43,7 +43,7 @@ def mutate(data: bytes, name: str, rng: random.Random) -> bytes:
         changes += [lambda content, rng: compress(mutate(decompress(content), stem, rng))]
     if suffix in STRUCTURES:
         changes += [STRUCTURES[suffix]] * 3
-    if suffix in ("json", "jsonl", "csv", "tsv", "txt", "yaml", "partial"):
+    if suffix in ("json", "jsonl", "csv", "tsv", "txt", "yaml"):
         changes += [change_text] * 2
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         try:

@@ -32,6 +32,13 @@ CONFIG = {
 }
 
 
+@torch.no_grad()
+def perturb(model: torch.nn.Module, scale: float = 0.05) -> None:
+    """Adds noise to all weights. Initial biases of 0 and LayerNorm weights of 1 would hide errors."""
+    for parameter in model.parameters():
+        parameter.add_(scale * torch.randn_like(parameter))
+
+
 def ours_and_stock(head: str, **overrides):
     """Builds our model and stock BERT with the same random weights."""
     config = CONFIG | overrides
@@ -39,9 +46,7 @@ def ours_and_stock(head: str, **overrides):
         config["num_labels"] = 2  # stock BERT's head needs it
     torch.manual_seed(0)
     stock = getattr(transformers, f"Bert{head}")(transformers.BertConfig(**config, attn_implementation="eager"))
-    with torch.no_grad():  # initial biases of 0 and LayerNorm weights of 1 would hide errors
-        for parameter in stock.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    perturb(stock)
     ours = getattr(snugbert, f"SnugBert{head}")(snugbert.SnugBertConfig(**config))
     ours.load_state_dict(stock.state_dict())
     return ours, stock

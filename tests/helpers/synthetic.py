@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from parity import perturb
 from torch.nn.utils.rnn import pad_sequence
 
 import snugbert
@@ -118,9 +119,7 @@ def make_pair(config: snugbert.SnugBertConfig) -> ElectraPair:
 def make_teacher() -> snugbert.SnugBertForMaskedLM:
     """A masked language model with dropout and other weights than [`tiny_model`]."""
     teacher = tiny_model(dropout=0.1, model=snugbert.SnugBertForMaskedLM).train()
-    with torch.no_grad():
-        for parameter in teacher.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    perturb(teacher)
     return teacher
 
 

@@ -2,7 +2,7 @@
 
 `python owner.py FOLDER` runs two parts. Their results go to FOLDER, where the tests check them.
 
-- push: pushes every head, a model in training, branches, a private model, and repositories whose code fails.
+- push: pushes every head, a model in training, branches, a private model, and a repository whose code fails.
 - open: has no token. Opens a repository whose code fails, and calls commands, first with missing repositories, then
   without a network.
 """

@@ -13,7 +13,7 @@ import pytest
 
 @pytest.mark.parametrize("name", fuzz.FORMATS)
 def test_some_mutated_files(name):
-    numbers = range(10 if name == "checkpoint" else 30)  # which trains
+    numbers = range(10 if name == "checkpoint" else 30)  # reading a checkpoint trains a step
     process = forked.run(fuzz.find_defects, name, numbers)
     assert process.returncode == 0, process.stdout + process.stderr
     assert " refused" in process.stdout

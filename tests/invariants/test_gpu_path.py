@@ -86,8 +86,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_projections_equal_the_cpu(change):
-    """Plain projections are one product."""
+def test_plain_and_changed_projections_equal_the_cpu(change):
+    """On a GPU, plain projections are one product. Changed ones must be called."""
     models = [ours_and_stock("ForPreTraining")[0].train() for _ in range(2)]
     for model in models:
         CHANGES[change](model.bert.encoder.layer[0].attention.self)

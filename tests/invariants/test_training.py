@@ -13,6 +13,7 @@ from pathlib import Path
 import forked
 import pytest
 import torch
+from finetuning_examples import KeepGradients
 from safetensors.torch import load_file
 from synthetic import make_pair
 from transformers import (
@@ -322,13 +323,6 @@ def test_resuming_is_fast_at_any_step(material, straight, tmp_path):
         [dataset.get_example(*divmod(10**6 * 18 + index, len(dataset))) for index in range(18)]
     )
     assert resumed.seen == [sequences_of(batch)]
-
-
-class KeepGradients(TrainerCallback):
-    """Keeps the gradients of the last step."""
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 def one_step(folder, size: int, total: int, arguments=TrainingArguments, **settings) -> TrainingArguments:

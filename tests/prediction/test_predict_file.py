@@ -1,4 +1,4 @@
-"""`snugbert predict`: every head next to transformers or sentence-transformers, order, resume, shards and bad rows."""
+"""`snugbert predict`: every head next to transformers or sentence-transformers, resumed runs and bad input."""
 
 import json
 import os

@@ -193,6 +193,7 @@ def test_a_model_of_another_task_is_not_scored():
         splits = task.read_splits(data)
         task.choose_labels(splits, SnugBertConfig(id2label=dict(enumerate(model))))
         assert splits["validation"].references.tolist() == right
+    task = TextClassification(task_name="sst2")
     with pytest.raises(InputError, match="The labels of the model are POS, NEG, but SST-2 has negative, positive"):
         task.choose_labels(task.read_splits(data), SnugBertConfig(id2label={0: "POS", 1: "NEG"}))
 

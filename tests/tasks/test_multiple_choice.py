@@ -77,7 +77,7 @@ def workshop(tokenizer, tmp_path_factory) -> Path:
 
 
 def run_swag(workshop: Path, output_dir: Path, **changes: object) -> dict:
-    """Trains a small model from random weights, or does what the changes say. Returns the results."""
+    """Runs `snugbert swag`, by default to train a small model from random weights. Returns the results."""
     run_command("swag", arguments(workshop, output_dir, **LARGER | {"num_train_epochs": 3} | changes))
     return json.loads((output_dir / "results.json").read_text())
 

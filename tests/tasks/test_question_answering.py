@@ -1,4 +1,4 @@
-"""The task of `snugbert squad`: the baselines, the files of answers, and the answers to rows."""
+"""The task of `snugbert squad`: the default stride, the baselines, and the answers to rows."""
 
 import pytest
 

@@ -55,7 +55,7 @@ def workshop(tokenizer, tmp_path_factory) -> Path:
 
 
 def run_glue(workshop: Path, output_dir: Path, **changes: object) -> dict:
-    """Trains a small model on windows, or does what the changes say. Returns the results."""
+    """Runs `snugbert glue`, by default to train a small model on windows. Returns the results."""
     flags = {**LARGER, "num_train_epochs": 8, "learning_rate": 2e-3, "max_seq_length": LENGTH, "doc_stride": STRIDE}
     run_command("glue", arguments(workshop, output_dir, **flags | changes))
     return json.loads((output_dir / "results.json").read_text())

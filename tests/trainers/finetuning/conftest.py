@@ -8,17 +8,11 @@ from glue_examples import VOCABULARY, sentences
 from tables import write_csv
 
 from snugbert import SnugBertTokenizer
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> SnugBertTokenizer:
     return make_tokenizer()
-
-
-@pytest.fixture
-def model_args() -> FineTunedModelArguments:
-    return FineTunedModelArguments(config_name="tiny", tokenizer_name=".")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from finetuning_examples import HEADS, examples, new_distillation_trainer, new_model, new_trainer, train_one_step
-from parity import assert_same_gradients
+from parity import assert_same_gradients, perturb
 
 from snugbert.tasks.outputs import UNLABELED
 from snugbert.trainers.finetuning import distillation_trainer
@@ -62,9 +62,7 @@ def distill(head, tokenizer, folder, teacher, weight=0.5, temperature=2.0, data=
 
 def perturbed_model(head):
     model = new_model(head)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    perturb(model, 0.1)
     return model
 
 

@@ -57,7 +57,7 @@ def run(workshop, files) -> Path:
     return output_dir
 
 
-def test_files_predict_command_and_exports_decide_alike(run, workshop, files, tmp_path, capsys):
+def test_files_predict_command_and_exports_decide_alike(run, files, tmp_path, capsys):
     config = json.loads((run / "config.json").read_text())
     ((label, threshold),) = config["thresholds"].items()
     assert label == "1" and threshold != 0.5
@@ -172,7 +172,7 @@ def test_further_training_forgets_the_rule(run, workshop, files, tmp_path):
     assert config["id2label"] == {"0": "0", "1": "1"} and not {"thresholds", "calibration"} & config.keys()
 
 
-def test_several_labels_in_memory(run, workshop, tmp_path):
+def test_several_labels_in_memory(run, tmp_path):
     """In Python. A new dataset is scored with the thresholds, and a second training chooses its own."""
     from datasets import Dataset
 

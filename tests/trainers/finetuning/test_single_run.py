@@ -23,7 +23,13 @@ from snugbert.tasks.base import Baseline, Features
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import class_weights
-from snugbert.trainers.finetuning.single_run import ADVICE, describe_shortfalls, fine_tune, make_trainer
+from snugbert.trainers.finetuning.single_run import (
+    ADVICE,
+    ADVICE_WITHOUT_TRAINING,
+    describe_shortfalls,
+    fine_tune,
+    make_trainer,
+)
 from snugbert.trainers.run.checkpoints import write_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -290,7 +296,7 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, tmp_
         ("matthews_correlation", 0.0, 0.0, "Validation: matthews correlation 0.00 equals"),
     ],
 )  # fmt: skip
-def test_shortfalls(metric, score, baseline, told, tmp_path):
+def test_shortfalls(metric, score, baseline, told):
     task = prepare_counting(make_tokenizer(), 3)
     task.task.main_metric = metric
     task.evaluation_sets[0].baseline = Baseline("always 'few'", {metric: baseline})
@@ -302,6 +308,9 @@ def test_shortfalls(metric, score, baseline, told, tmp_path):
     else:
         advice = [] if "All examples" in told else [ADVICE]
         assert sentences[0].startswith(told) and sentences[1:] == advice
+    task.train_features = None
+    without_training = [sentence.replace(ADVICE, ADVICE_WITHOUT_TRAINING) for sentence in sentences]
+    assert describe_shortfalls(task, metrics) == without_training
 
 
 def test_a_run_reports_its_shortfall(tmp_path):

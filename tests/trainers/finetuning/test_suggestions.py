@@ -225,7 +225,7 @@ def test_a_budget_of_time(tmp_path, monkeypatch, count_left):
     assert len(read_sweep(tmp_path / "few")["settings"]) == 2
 
 
-def test_settings_with_a_failed_seed_come_last(tokenizer, tmp_path):
+def test_settings_with_a_failed_seed_come_last(tmp_path):
     scores = {"one of two": [0.9, None], "undefined": [math.nan, math.nan], "worse": [0.5, 0.5], "best": [0.5, 0.6]}
     runs = [
         FinishedRun({"name": name}, 42 + i, tmp_path, {"metrics": {"eval": {"accuracy": score}}} if score else {})

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from card_metadata import read_metadata
 from glue_examples import LARGER, NO_FILES, WORDS, arguments, read_predictions, sentences
+from markdown_tables import cells
 
 from snugbert.cli.main import run_command
 from snugbert.errors import InputError
@@ -126,16 +127,12 @@ def list_planned(command: list[str], monkeypatch) -> list[tuple]:
     """Returns task, checkpoint and number of runs of each task in a dry run that would replace a finished suite."""
     planned = []
 
-    def count(prepared, args, checkpoint, number):
-        planned.append((Path(args.output_dir).name, checkpoint, number))
+    def count(prepared, args, checkpoint, number, seconds=None):
+        planned.append((re.search("cola|mnli|qqp", args.output_dir)[0], checkpoint, number))
         return 0.0
 
-    def count_runs(prepared, first, checkpoint, number, seconds):
-        planned.append((Path(first.output_dir).parents[1].name, checkpoint, number))
-        return 0.0
-
-    monkeypatch.setattr(fine_tune, "run_dry_fine_tuning", count)
-    monkeypatch.setattr(sweep, "run_dry_fine_tuning", count_runs)
+    for module in (fine_tune, sweep):
+        monkeypatch.setattr(module, "run_dry_fine_tuning", count)
     run_command("glue", [*command, "--learning_rate", "1e-4", "--overwrite_output_dir", "--dry_run"])
     return planned
 
@@ -146,10 +143,7 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, monkeypatch, caps
     command = arguments(workshop, tmp_path / "out", **some)
     run_command("glue", command)
     _, *tables = re.split("The best run of each task|Means over the seeds", capsys.readouterr().out)
-    best, means = (
-        dict(zip(*([cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:5:2]), strict=True))
-        for table in tables
-    )
+    best, means = (dict(zip(*cells(table)[:2], strict=True)) for table in tables)
     all_scores = []
     for folder, task, metric in (("cola", "CoLA", "matthews_correlation"), ("qqp", "QQP", "f1")):
         results = json.loads((tmp_path / "out" / folder / "results.json").read_text())

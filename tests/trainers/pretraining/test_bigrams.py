@@ -53,7 +53,7 @@ def dense(side: Bigrams) -> np.ndarray:
 
 
 def test_bigrams_are_counted_within_documents(documents, monkeypatch):
-    """Across sentences, but not across documents, with any number of blocks and of pairs at once."""
+    """They cross sentences, but not documents. Several blocks are counted, seven pairs at a time."""
     monkeypatch.setattr(bigrams, "PAIRS_AT_ONCE", 7)
     expected = np.zeros((NUM_TOKENS, NUM_TOKENS))
     for document in documents[:60]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
-from synthetic import VOCAB_SIZE, ExamplesWithoutPairs, make_pair, packed, padded
+from synthetic import VOCAB_SIZE, ExamplesWithoutPairs, make_pair, packed_for_electra, padded
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining, EvalPrediction
 
 import snugbert
@@ -38,9 +38,8 @@ def pair() -> ElectraPair:
 def make_batch() -> tuple[dict, dict]:
     """The same sequences as one packed batch and as one padded batch."""
     examples = [ExamplesWithoutPairs(8)[index] for index in range(8)]
-    masked = int(sum((example["labels"] != -100).sum() for example in examples))
-    keys = {"replacement_keys": torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, masked))}
-    return packed(examples) | keys, padded(examples) | keys
+    in_one_row = packed_for_electra(examples)
+    return in_one_row, padded(examples) | {"replacement_keys": in_one_row["replacement_keys"]}
 
 
 def stock_models(pair: ElectraPair) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:
@@ -82,12 +81,12 @@ def reference_loss(pair: ElectraPair, generator, discriminator, batch: dict) -> 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_loss_and_gradients_equal_a_plain_reference(pair, layout):
-    in_row, in_rows = make_batch()
+    packed_batch, padded_batch = make_batch()
     generator, discriminator = stock_models(pair)
-    expected, is_replaced = reference_loss(pair, generator, discriminator, in_rows)
-    outputs = pair(**(in_row if layout == "packed" else in_rows))
+    expected, is_replaced = reference_loss(pair, generator, discriminator, padded_batch)
+    outputs = pair(**(packed_batch if layout == "packed" else padded_batch))
     torch.testing.assert_close(outputs.loss, expected, rtol=1e-10, atol=0)
-    is_token = in_rows["attention_mask"] == 1
+    is_token = padded_batch["attention_mask"] == 1
     ours = outputs.is_replaced[0] if layout == "packed" else outputs.is_replaced[is_token]
     assert torch.equal(ours == 1, is_replaced[is_token]) and 0 < int((ours == 1).sum()) < len(ours)
 

@@ -32,9 +32,9 @@ FITS = (
         ("mini", 30, 12_000_000, f"no recipe was measured for a vocabulary of 30 tokens. {DEFAULTS}"),
         ("large", 30_522, 3_300_000_000, f"{TOO_LARGE}, a text of 3,300,000,000 tokens. {DEFAULTS}"),
     ],
-    ids=["fits", "long", "one GPU", "too much text", "letters", "large"],
+    ids=["fits", "largest text", "one GPU", "too much text", "letters", "large"],
 )
-def test_the_recipe_fits_text_model_and_budget(size, vocab_size, corpus_tokens, told):
+def test_the_recipe_fits_the_text_and_the_model(size, vocab_size, corpus_tokens, told):
     if size == "12x384":
         config = snugbert.SnugBertConfig(
             vocab_size=vocab_size, hidden_size=384, num_attention_heads=6, intermediate_size=1536

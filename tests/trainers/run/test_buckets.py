@@ -81,7 +81,7 @@ def pretrain_until_killed(arguments: dict, home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_on_an_empty_machine(in_bucket, bucket, tmp_path, capsys, caplog):
+def test_a_killed_run_resumes_on_an_empty_machine(in_bucket, bucket, tmp_path, capsys):
     """It ends bit for bit like an unkilled run. The half-uploaded checkpoint is skipped (composer#3376)."""
     assert run(in_bucket | {"output_dir": tmp_path / "straight", "max_steps": 12}) == 0
     in_bucket = in_bucket | {"max_steps": 12}
@@ -188,7 +188,7 @@ def test_a_checkpoint_is_not_removed_while_it_is_uploaded(bucket, monkeypatch):
     assert list_files(stored) == list_files(folder) == set()
 
 
-def test_a_checkpoint_that_is_replaced_while_it_is_uploaded_is_whole(bucket, tmp_path, monkeypatch):
+def test_a_checkpoint_that_is_replaced_while_it_is_uploaded_is_whole(bucket, monkeypatch):
     folder, stored = choose_output(f"{bucket.url}/run"), bucket.folder / "run"
     checkpoint, output = write_checkpoint(folder / "checkpoint-4", optimizer="old", model="old"), find_output(folder)
     write_checkpoint(folder / "checkpoint-best")  # a folder of the user
