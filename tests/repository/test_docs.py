@@ -119,7 +119,7 @@ def test_the_site_shows_the_defaults_of_the_configuration():
 
 
 def test_the_index_has_every_decision():
-    index = re.findall(r"^- \[.+?\]\((.+?\.md)\): ", PAGES["docs/decisions/README.md"], flags=re.MULTILINE)
+    index = re.findall(r"^- \[.+?\]\((.+?\.md)\)", PAGES["docs/decisions/README.md"], flags=re.MULTILINE)
     files = [file.name for file in (DOCS / "decisions").glob("*.md") if file.name != "README.md"]
     assert sorted(index) == sorted(files)
 
