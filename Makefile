@@ -7,7 +7,7 @@ PIP = pip install --quiet --disable-pip-version-check
 LOCKED = $(PIP) --require-hashes --constraint
 # The package itself. pip then installs what snugbert[train] needs, without looking for it on an index.
 PACKAGE = $(PIP) --no-deps --build-constraint constraints.txt
-EXTRAS = [train,demo,embeddings,onnx,openvino,lamb,optuna,sentencepiece,tensorflow]
+EXTRAS = [train,demo,embeddings,onnx,openvino,lamb,sentencepiece,tensorflow]
 DEV = 'snugbert$(EXTRAS)' --group dev
 # By file, because models that a file's fixtures train stay in one process.
 PYTEST = pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
