@@ -6,12 +6,10 @@ import logging
 import shutil
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from torch.utils.data import Subset
@@ -30,25 +28,14 @@ from snugbert.cli.parser import changed_flags, format_command
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
 from snugbert.families.students import choose_student_layers, hash_model, make_student
 from snugbert.progress import format_duration
 from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.storage.urls import hide_credentials
-from snugbert.trainers.dry_run import (
-    EVALUATED_BATCHES,
-    as_dry_run,
-    as_steps,
-    describe_peak,
-    describe_seconds,
-    describe_steps,
-    print_plan,
-    seconds_since_start,
-    shared_folder,
-    time_steps,
-)
+from snugbert.trainers.dry_run import as_dry_run, run_dry, shared_folder
 from snugbert.trainers.pretraining.batches import (
     Phase,
     choose_batch_sizes,
@@ -77,15 +64,9 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 from snugbert.trainers.pretraining.pretraining_guidance import describe_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
-from snugbert.trainers.run.checkpoints import step_of
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, lock_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
-from snugbert.trainers.run.run_settings import (
-    check_data_settings,
-    check_max_steps,
-    check_run_settings,
-    collect_training_settings,
-)
+from snugbert.trainers.run.run_settings import check_data_settings
 from snugbert.trainers.run.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
@@ -104,7 +85,7 @@ def pretrain(
     training_args.do_eval |= bool(data_args.validation_file)
     if data_args.show:
         training_args.do_train, training_args.do_eval, data_args.validation_file = True, False, []
-        data_args.parsed_phases = data_args.parsed_phases[:1]
+        data_args.parsed_phases = [data_args.parsed_phases[0]._replace(share=1.0)]
     set_up(training_args)
     _check_arguments(model_args, data_args)
     tokenizer = load_tokenizer(model_args)
@@ -125,22 +106,25 @@ def pretrain(
         with raise_together():
             prepared = open_prepared(data_args, tokenizer, epochs_dir / "blocks")
         data_args.language = _choose_language(model_args, data_args.language, prepared, tokenizer, config)
+        prepare_data = functools.partial(
+            _prepare_data, data_args, training_args, tokenizer, model_args.cache_dir, prepared, epochs_dir
+        )
         if data_args.show:
-            data = _prepare_data(data_args, training_args, tokenizer, model_args.cache_dir, prepared, epochs_dir)
-            _show_examples(data.datasets[0], collator, data_args.show)
+            _show_examples(prepare_data().phases[0].dataset, collator, data_args.show)
             return
         stack.enter_context(lock_output_dir(training_args))  # creates the folder
         if training_args.should_save:
             for unfinished in epochs_dir.glob("*.unfinished"):  # tables of a killed run
                 unfinished.unlink(missing_ok=True)
         teacher = load_teacher(model_args, teacher_config) if teacher_config and training_args.do_train else None
-        initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
-        checkpoint = _find_checkpoint(training_args, initial_weights, config) if training_args.do_train else None
+        checkpoint = None
+        if training_args.do_train:
+            checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir)
         set_seed(training_args.seed)
         model = _load_model(model_args, data_args, config, tokenizer, teacher_config, layers)
         if training_args.do_train:
             _check_training(model, training_args)
-        data = _prepare_data(data_args, training_args, tokenizer, model_args.cache_dir, prepared, epochs_dir)
+        data = prepare_data()
         if checkpoint is not None and not data_args.allow_changed_data:
             check_data_settings(checkpoint, PretrainingTrainer.kind, data.settings)
         is_new = model_args.model_name_or_path is None and data_args.objective != "electra"
@@ -152,21 +136,23 @@ def pretrain(
                 first_window = dataset.windows.list_blocks(Window(0, 0))  # the text may be larger than the disk
                 initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed, first_window)
                 wait_for_all()  # this takes long. DDP then sends the weights of the first process to all
-        validation = data.validation
+        validation: Any = data.validation
+        if validation is not None:
+            validation = Subset(validation, range(len(validation))[: data_args.max_eval_samples])
         make_trainer = functools.partial(
             _make_trainer,
             model=model,
-            eval_dataset=validation and Subset(validation, range(len(validation))[: data_args.max_eval_samples]),
+            eval_dataset=validation,
             data_collator=collator,
             processing_class=tokenizer,
             data_settings=data.settings,
+            command_settings=_collect_initial_weights(model_args, data_args, teacher, layers),
             teacher=teacher,
         )
         if training_args.dry_run:
-            _run_dry(make_trainer, training_args, data, checkpoint)
+            _run_dry(make_trainer, training_args, data.phases, validation, checkpoint)
             return
         trainer = make_trainer(args=training_args, phases=data.phases)
-        trainer.run_settings.command_settings = initial_weights
         trainer.is_command, trainer.base_model = True, model_args.model_name_or_path
         _run(trainer, data, checkpoint, epochs_dir, changed_flags(model_args, ["cache_dir"]))
 
@@ -183,8 +169,6 @@ def _check_arguments(model_args: PretrainingModelArguments, data_args: Pretraini
     ):
         if are_given:
             raise InputError(f"--{flags[0]} cannot be combined with --{flags[1]}. Remove one of these flags.")
-    if bigrams and not (data_args.train_file or data_args.dataset_name or data_args.corpus):
-        raise InputError("--bigram_init needs training text. Pass --train_file, --dataset_name or --corpus.")
 
 
 def _load_configs(
@@ -270,18 +254,6 @@ def _collect_initial_weights(
     return initial_weights
 
 
-def _find_checkpoint(
-    training_args: PretrainingArguments, initial_weights: dict[str, Any], config: SnugBertConfig
-) -> str | None:
-    """Returns the checkpoint to resume from. Compares its settings before text is prepared."""
-    checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir)
-    if checkpoint is not None:  # the trainer compares again
-        settings = initial_weights | collect_training_settings(training_args, config)
-        check_run_settings(checkpoint, PretrainingTrainer.kind, settings)
-        check_max_steps(checkpoint, training_args)
-    return checkpoint
-
-
 def _load_model(
     model_args: PretrainingModelArguments,
     data_args: PretrainingDataArguments,
@@ -318,28 +290,27 @@ def _check_training(model: PreTrainedModel, training_args: PretrainingArguments)
     models = (model.discriminator, model.generator) if isinstance(model, ElectraPair) else (model,)
     check_disk_space(training_args, [parameter for each in models for parameter in each.parameters()])
     # Creates an optimizer and a schedule without data.
-    args = copy.copy(training_args)
-    args.push_to_hub, args.eval_strategy = False, IntervalStrategy.NO
-    args.output_dir = tempfile.gettempdir()  # Trainer creates the folder
+    args = as_dry_run(training_args, tempfile.gettempdir())
+    args.report_to, args.eval_strategy = training_args.report_to, IntervalStrategy.NO
     steps = args.max_steps if args.max_steps > 0 else 10**9
     _make_trainer(model=model, args=args).create_optimizer_and_scheduler(steps)
 
 
-def _make_trainer(**arguments: Any) -> PretrainingTrainer:
+def _make_trainer(command_settings: Mapping[str, Any] | None = None, **arguments: Any) -> PretrainingTrainer:
     try:
-        return PretrainingTrainer(**arguments)
+        trainer = PretrainingTrainer(**arguments)
     except (ValueError, RuntimeError, ImportError) as error:  # Trainer rejects an argument, such as a reporter
         raise InputError(str(error)) from error
+    trainer.run_settings.command_settings = dict(command_settings or {})
+    return trainer
 
 
 @dataclass
 class _Data:
-    """The text of a run and its examples. Without training, there are no datasets, phases and settings."""
+    """The text of a run and its examples. Without training, there are no phases and settings."""
 
     train_corpus: Corpus | None
-    datasets: list[PretrainingDataset] = field(default_factory=list)  # one for each phase
     phases: list[Phase] = field(default_factory=list)
-    phase_texts: list[str] = field(default_factory=list)  # describe the phases
     settings: dict[str, Any] = field(default_factory=dict)
     validation: PretrainingDataset | None = None
 
@@ -360,21 +331,38 @@ def _prepare_data(
     data = _Data(train_corpus)
     if do_train and train_corpus is not None:
         seed = training_args.examples_seed
-        data.datasets = [
+        datasets = [
             make_examples(train_corpus, "training text", length, seed=seed, objective=objective)
             for length, _, objective in data_args.parsed_phases
         ]
-        if data_args.show:
-            return data
-        data.phases = plan_phases(data.datasets, [phase.share for phase in data_args.parsed_phases], training_args)
-        data.phase_texts = describe_phases(data.phases)
-        for text in data.phase_texts:
+        data.phases = plan_phases(datasets, [phase.share for phase in data_args.parsed_phases], training_args)
+        for text in describe_phases(data.phases):
             logger.info("training: %s", text)
         data.settings = collect_example_settings(train_corpus, data.phases, data_args, training_args)
     if validation_corpus is not None:
         length = data_args.max_seq_length
         data.validation = make_examples(validation_corpus, "validation text", length, seed=VALIDATION_SEED)
     return data
+
+
+def _run_dry(
+    make_trainer: Callable[..., PretrainingTrainer],
+    args: PretrainingArguments,
+    phases: list[Phase],
+    validation: Any,
+    checkpoint: str | None,
+) -> None:
+    """Prints the plan of the run. Each phase has its own steps. Without training, there are no phases."""
+
+    def make(phases: list[Phase], args: PretrainingArguments) -> PretrainingTrainer:
+        trainer = make_trainer(args=args, phases=phases)
+        trainer.compare_settings(checkpoint)
+        return trainer
+
+    parts = {f"phase {number}": functools.partial(make, [phase]) for number, phase in enumerate(phases, start=1)}
+    if len(phases) < 2:
+        parts = {"training": functools.partial(make, phases)}
+    run_dry(parts, args, checkpoint, [] if validation is None else [validation])
 
 
 def _run(
@@ -431,40 +419,3 @@ def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: di
     if trained:
         flags = {"model_name_or_path": output_dir, **hub_flags, **FINE_TUNING_FILES, "output_dir": "classifier"}
         print(f"\nNext, fine-tune the model on texts with labels:\n  {format_command('glue', flags)}")
-
-
-def _run_dry(
-    make_trainer: Callable[..., PretrainingTrainer], args: PretrainingArguments, data: _Data, checkpoint: str | None
-) -> None:
-    """Takes the first steps of each phase in memory, and prints the plan of the run. Every process must call this.
-
-    `checkpoint` is the folder to resume from.
-    """
-    start, phases = seconds_since_start(), data.phases
-    steps = sum(phase.steps for phase in phases)
-    rows = {} if data.train_corpus is None else {"text": str(data.train_corpus)}
-    done = 0 if checkpoint is None else step_of(Path(checkpoint))
-    training = evaluation = 0.0
-    watches = []
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(args=as_dry_run(args, folder), phases=phases)
-        rows["model"] = f"{sum(parameter.numel() for parameter in trainer.model.parameters()):,} parameters"
-        interval = as_steps(trainer.args.eval_steps or 1, steps)  # of the whole run
-        evaluations = 1 + (steps // interval if trainer.args.eval_strategy == "steps" else 0)
-        for number, (phase, text) in enumerate(zip(phases, data.phase_texts, strict=True)):
-            trainer = make_trainer(args=as_dry_run(args, f"{folder}/{number}"), phases=[phase])
-            watches.append(time_steps(trainer))
-            left, done = max(phase.steps - done, 0), max(done - phase.steps, 0)
-            training += left * mean(watches[-1].seconds)
-            rest = "" if checkpoint is None else f", {left:,} left after {checkpoint}"
-            rows["training" if len(phases) == 1 else f"phase {number + 1}"] = text + rest
-        rows |= describe_steps(args, steps) if phases else {"memory": describe_peak(args.device)}
-        dataset: Any = trainer.eval_dataset
-        if dataset is not None:
-            rows["evaluation"] = f"{evaluations} x {format_count(len(dataset), 'example')}"
-            number = min(len(dataset), EVALUATED_BATCHES * trainer.args.eval_batch_size * trainer.args.world_size)
-            begin = time.perf_counter()
-            trainer.evaluate(Subset(dataset, range(number)))
-            evaluation = evaluations * (time.perf_counter() - begin) * len(dataset) / number
-    rows["time"] = describe_seconds(start, training, evaluation, watches)
-    print_plan(str(args.output_dir), rows)

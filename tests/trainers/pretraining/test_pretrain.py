@@ -332,7 +332,6 @@ BAD = [
     ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the limit of tiny (512)"),
     ({"attn_implementation": "nope"}, "cannot load the model tiny"),
     ({"bigram_init": "true", "model_name_or_path": "x"}, "--bigram_init cannot be combined with --model_name_or_path"),
-    ({"bigram_init": "true", "train_file": None}, "--bigram_init needs training text. Pass --train_file"),
     ({"optim": "adamw_torc"}, "adamw_torc is not a valid OptimizerNames, please select one of"),
 ]
 

@@ -69,8 +69,7 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     )
 
 
-def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_checkpoint, monkeypatch, capsys):
-    monkeypatch.setattr("snugbert.trainers.pretraining.pretrain.load_corpora", None)
+def test_changed_settings_are_refused(small_run, with_checkpoint, capsys):
     resume = {"resume_from_checkpoint": "true", "output_dir": with_checkpoint, "max_steps": 6}
     # Otherwise, the card would name other weights than the run started from.
     other_weights = {"config_name": None, "model_name_or_path": with_checkpoint / "checkpoint-4"}
