@@ -21,7 +21,7 @@ from torch._dynamo.exc import TorchDynamoException
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import nested_gather
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from transformers.utils import CONFIG_NAME
 
 from snugbert.cli.device_arguments import apply_tf32
@@ -159,12 +159,10 @@ class RunTrainer(Trainer):
             wait_for_all()  # the first process counts which tokens the examples contain
             self.compare_settings(checkpoint)
             self.reports.begin(state)
-            self._log_rows()
+            if self.pad_to_multiple_of:
+                logger.info("rows are filled up to a multiple of %d tokens", self.pad_to_multiple_of)
             limit = self.args.save_total_limit
             self.checkpoints.limit = max(limit or 0, 0)
-            if self.args.save_strategy != SaveStrategy.NO:
-                kept = self.checkpoints.limit or "all"
-                logger.info("checkpoints kept during training: %s (--save_total_limit)", kept)
             # Trainer would also remove other folders that begin with "checkpoint-".
             self.args.save_total_limit = None
             try:
@@ -223,22 +221,15 @@ class RunTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Extends Trainer's method: an invalid option raises an [`InputError`]."""
-        optim, options = getattr(self.args.optim, "value", self.args.optim), self.args.optim_args
-        with _naming(f"--optim {optim}" + (f" --optim_args {options}" if options else "")):
-            return self._make_optimizer(model)
-
-    def _make_optimizer(self, model: Any) -> torch.optim.Optimizer:
-        return super().create_optimizer(model)
+        with naming_flags(self.args, "optim", "optim_args"):
+            return super().create_optimizer(model)
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """Extends Trainer's method: an invalid option raises an [`InputError`]."""
-        with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
-            return self._make_scheduler(num_training_steps, optimizer)
-
-    def _make_scheduler(self, num_training_steps: int, optimizer: Any) -> torch.optim.lr_scheduler.LRScheduler:
-        return super().create_scheduler(num_training_steps, optimizer)
+        with naming_flags(self.args, "lr_scheduler_kwargs"):
+            return super().create_scheduler(num_training_steps, optimizer)
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -269,17 +260,16 @@ class RunTrainer(Trainer):
         """Returns the multiple (in tokens) to which rows of `dataset` are filled. 0: rows are not filled."""
         wanted = getattr(self.args, "pad_to_multiple_of", 0)
         by_default = wanted is None and self.args.uses_cuda and type(self.model) in OWN_MODELS  # type: ignore[attr-defined]
-        if not (wanted or by_default) or self._explain_unfilled_rows() is not None:
+        if wanted and not self._can_fill_rows():
+            logger.warning("--pad_to_multiple_of has no effect: rows of this run cannot be filled.")
+        if not (wanted or by_default) or not self._can_fill_rows():
             return 0
         return wanted or self._suggest_multiple(dataset, batch_size)
 
-    def _explain_unfilled_rows(self) -> str | None:
-        """Returns why rows cannot be filled. None if rows can be filled."""
-        if not isinstance(self.model_config, SnugBertConfig):
-            return "the model is not a SnugBERT model"
-        if pads_in_attention(self.model_config, self.args.device):
-            return "on a GPU, attention pads the sequences"
-        return None
+    def _can_fill_rows(self) -> bool:
+        """Whether losses do not depend on the padding of a row, and attention does not pad the sequences again."""
+        is_own = isinstance(self.model_config, SnugBertConfig)
+        return is_own and not pads_in_attention(self.model_config, self.args.device)
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
         """Returns a default for `pad_to_multiple_of` in rows of `batch_size` examples of `dataset`. 0: unknown."""
@@ -292,12 +282,6 @@ class RunTrainer(Trainer):
             return self.data_collator
         has_budget = isinstance(dataset, TokenBudgetDataset)
         return FillRows(self.data_collator, multiple, dataset.max_examples * batch_size if has_budget else None)
-
-    def _log_rows(self) -> None:
-        if self.pad_to_multiple_of:
-            logger.info("rows are filled up to a multiple of %d tokens", self.pad_to_multiple_of)
-        elif getattr(self.args, "pad_to_multiple_of", 0):
-            logger.warning("--pad_to_multiple_of has no effect: %s.", self._explain_unfilled_rows())
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
@@ -402,11 +386,13 @@ def check_weights(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def _naming(flags: str) -> Iterator[None]:
-    """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names the flags."""
+def naming_flags(args: Any, *names: str) -> Iterator[None]:
+    """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names their flags."""
     try:
         yield
     except InputError:
         raise
     except (TypeError, ValueError, AttributeError, ImportError) as error:
-        raise InputError(f"{flags}: {error}") from error
+        given = {name: getattr(args, name) for name in names}
+        flags = [f"--{name} {getattr(value, 'value', value)}" for name, value in given.items() if value]
+        raise InputError(f"{' '.join(flags)}: {error}") from error

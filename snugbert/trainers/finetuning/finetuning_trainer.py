@@ -268,12 +268,9 @@ class FineTuningTrainer(RunTrainer):
         self._last_evaluation = None
         self.run_settings.command_settings = compared_settings(self.prepared, self.args)
 
-    def _explain_unfilled_rows(self) -> str | None:
-        if self.args.pad_to_max_length:
-            return "--pad_to_max_length pads each example"
-        if get_windows(self.model_config) is not None:
-            return "documents have different numbers of windows (--doc_stride)"
-        return super()._explain_unfilled_rows()
+    def _can_fill_rows(self) -> bool:
+        has_windows = get_windows(self.model_config) is not None  # their number differs from document to document
+        return not (self.args.pad_to_max_length or has_windows) and super()._can_fill_rows()
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
         if isinstance(dataset, TokenBudgetDataset):

@@ -20,7 +20,6 @@ from transformers.utils import ModelOutput
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size
 from snugbert.data.languages import read_language, store_language
-from snugbert.errors import InputError, join_lines
 from snugbert.families.loading import GENERATOR_FOLDER, load_config, load_model
 from snugbert.kernels_snugbert import has_own_kernels
 from snugbert.modeling_snugbert import (
@@ -172,7 +171,6 @@ def load_pair(
         logger.info("generator: %s (--generator_size has no effect)", folder)
         generator_args = replace(model_args, model_name_or_path=str(folder), config_name=None, config_overrides=None)
         generator_config = load_config(generator_args, tokenizer)
-        _check_generator(folder, generator_config, config)
         store_language(read_language(config), generator_config)
         generator_config.hidden_dropout_prob = config.hidden_dropout_prob
         generator_config.attention_probs_dropout_prob = config.attention_probs_dropout_prob
@@ -188,26 +186,10 @@ def find_generator(model_args: ModelArguments) -> Path | None:
     checkpoint = Path(name)
     if not checkpoint.is_dir():
         hub = {name: value for name, value in model_args.hub.items() if name != "trust_remote_code"}
-        try:  # with config.json, because huggingface_hub warns if no file matches
-            files = ["config.json", f"{GENERATOR_FOLDER}/*"]
-            checkpoint = Path(snapshot_download(name, allow_patterns=files, **hub))
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot download {name}/{GENERATOR_FOLDER}: {join_lines(error)}") from error
+        files = ["config.json", f"{GENERATOR_FOLDER}/*"]  # huggingface_hub warns if no file matches
+        checkpoint = Path(snapshot_download(name, allow_patterns=files, **hub))
     folder = checkpoint / GENERATOR_FOLDER
     return folder if folder.is_dir() else None
-
-
-def _check_generator(folder: Path, generator: SnugBertConfig, discriminator: SnugBertConfig) -> None:
-    """Checks that both models can share their embeddings."""
-    sizes = {"embedding_size": tuple(map(compute_embedding_size, (generator, discriminator)))}
-    for name in ("vocab_size", "max_position_embeddings", "type_vocab_size", "position_embedding_type"):
-        sizes[name] = getattr(generator, name), getattr(discriminator, name)
-    for name, (value, other) in sizes.items():
-        if value != other:
-            raise InputError(
-                f"{folder}: {name} is {value}, but {other} in the discriminator, which shares the embeddings. To "
-                "start with a new generator, move this folder away."
-            )
 
 
 def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:

@@ -33,9 +33,6 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 )
 from snugbert.trainers.pretraining.scores import get_mlm_logits
 
-# A student may change these fields. They do not affect the weights.
-DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-
 logger = logging.getLogger(__name__)
 
 
@@ -168,14 +165,6 @@ def load_teacher_config(
             f"--teacher_name_or_path: the vocabulary of {model_args.teacher_name_or_path} differs from the student's. "
             "Teacher and student predict the same tokens, so they need the same vocabulary."
         )
-    if model_args.num_student_layers is not None:
-        ours, theirs = config.to_dict(), teacher_config.to_dict()
-        changed = [field for field in ours if ours[field] != theirs.get(field) and field not in DROPOUTS]
-        if changed:
-            raise InputError(
-                f"--config_overrides: {', '.join(changed)} cannot be changed, because the student starts from the "
-                f"teacher's layers. Only {' and '.join(DROPOUTS)} can be changed."
-            )
     return teacher_config
 
 

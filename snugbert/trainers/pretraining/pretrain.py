@@ -66,7 +66,7 @@ from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, lock_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
-from snugbert.trainers.run.run_settings import check_data_settings
+from snugbert.trainers.run.run_settings import check_data_settings, check_run_settings
 from snugbert.trainers.run.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
@@ -125,8 +125,11 @@ def pretrain(
         if training_args.do_train:
             _check_training(model, training_args)
         data = prepare_data()
-        if checkpoint is not None and not data_args.allow_changed_data:
-            check_data_settings(checkpoint, PretrainingTrainer.kind, data.settings)
+        initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
+        if checkpoint is not None:  # the trainer compares all other settings
+            check_run_settings(checkpoint, PretrainingTrainer.kind, initial_weights)
+            if not data_args.allow_changed_data:
+                check_data_settings(checkpoint, PretrainingTrainer.kind, data.settings)
         is_new = model_args.model_name_or_path is None and data_args.objective != "electra"
         if is_new and data.phases and data.train_corpus is not None:
             logger.info("recipe: %s", describe_recipe(config, data.train_corpus.num_tokens))
@@ -146,7 +149,7 @@ def pretrain(
             data_collator=collator,
             processing_class=tokenizer,
             data_settings=data.settings,
-            command_settings=_collect_initial_weights(model_args, data_args, teacher, layers),
+            command_settings=initial_weights,
             teacher=teacher,
         )
         if training_args.dry_run:

@@ -59,7 +59,7 @@ from snugbert.trainers.pretraining.scores import (
 from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, find_peak_flops
 from snugbert.trainers.run.folder import ClearOutputDir, check_output_dir
 from snugbert.trainers.run.processes import use_one_gpu
-from snugbert.trainers.trainer import RunTrainer
+from snugbert.trainers.trainer import RunTrainer, naming_flags
 
 logger = logging.getLogger(__name__)
 
@@ -278,28 +278,29 @@ class PretrainingTrainer(RunTrainer):
         self.state.num_input_tokens_seen = self.training_log.tokens_seen
         self.state.stateful_callbacks |= {RECORD_NAME: self.training_log.state_dict()}  # type: ignore[operator]
 
-    def _make_optimizer(self, model: torch.nn.Module | None) -> torch.optim.Optimizer:
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """Extends the base class: adds LAMB and Muon."""
         if self.optimizer is None and self.args.optim in OPTIMIZERS:
             model = model or self.model
-            self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
-        return super()._make_optimizer(model)
+            with naming_flags(self.args, "optim", "optim_args"):
+                self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
+        return super().create_optimizer(model)
 
-    def _make_scheduler(self, num_training_steps: int, optimizer: Any) -> torch.optim.lr_scheduler.LRScheduler:
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> torch.optim.lr_scheduler.LRScheduler:
+        """Extends the base class: the decay of `warmup_stable_decay` has a default."""
         if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
             warmup_steps = self.args.get_warmup_steps(num_training_steps)
-            kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
-            self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)  # type: ignore[arg-type]
+            with naming_flags(self.args, "lr_scheduler_kwargs"):
+                kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
+                self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)  # type: ignore[arg-type]
             self._created_lr_scheduler = True
-        return super()._make_scheduler(num_training_steps, optimizer)
+        return super().create_scheduler(num_training_steps, optimizer)
 
     # --- a step -------------------------------------------------------------------------------------------------
 
-    def _explain_unfilled_rows(self) -> str | None:
-        if isinstance(self.model, ElectraPair):
-            return "ELECTRA's generator has a random number for each labeled token"
-        if self.teacher is not None:
-            return "the losses of a teacher include all tokens"
-        return super()._explain_unfilled_rows()
+    def _can_fill_rows(self) -> bool:
+        # The generator has a random number for each labeled token. The losses of a teacher include all tokens.
+        return not isinstance(self.model, ElectraPair) and self.teacher is None and super()._can_fill_rows()
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
         rows = [(float(batch_size), unwrap_subset(dataset))]
