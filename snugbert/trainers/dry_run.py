@@ -25,6 +25,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from snugbert.errors import RunStopped, format_count
 from snugbert.progress import format_bytes, format_duration
 from snugbert.trainers.run.checkpoints import step_of
+from snugbert.trainers.run.folder import check_disk_space
 from snugbert.trainers.run.log import LogLines, count_warmup
 from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.trainer import RunTrainer
@@ -62,6 +63,8 @@ def run_dry(
             trainer = make_trainer(args=as_dry_run(args, f"{folder}/{name}"))
             if trainer.train_dataset is None:
                 continue
+            check_disk_space(args, trainer.model.parameters())
+            trainer.compare_settings(checkpoint)
             strategy = trainer.args.eval_strategy
             seconds, state = _time_steps(trainer), trainer.state
             left, done = max(state.max_steps - done, 0), max(done - state.max_steps, 0)

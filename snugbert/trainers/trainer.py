@@ -47,7 +47,7 @@ from snugbert.trainers.run.checkpoints import (
     resuming_from,
     step_of,
 )
-from snugbert.trainers.run.folder import find_checkpoint, lock_output_dir
+from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, wait_for_all
 from snugbert.trainers.run.run_settings import (
@@ -74,10 +74,9 @@ class RunTrainer(Trainer):
     - Labels at padding are ignored, as in the models.
     """
 
-    # Writes a model card with the current metrics into the output folder. None: Trainer writes its card.
-    write_card: Callable[[], None] | None = None
     kind = "training"  # what checkpoints contain, see [`RunSettings`]
     compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
+    checks_output_dir = False  # whether the next call of `train` refuses an output folder with another run
     passes_to_repay_compiling = COMPILE_PASSES  # see [`Compilation`]
     _best_step: int | None = None  # step of the best model, after it was loaded at the end
     model: Any
@@ -92,7 +91,10 @@ class RunTrainer(Trainer):
                 f"output_dir: {hide_credentials(training_args.output_dir)} is a URL. Pass a local folder, or use the "
                 "command line."
             )
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except (ValueError, RuntimeError, ImportError) as error:  # such as an argument or a missing reporter
+            raise InputError(str(error)) from error
         if self.args.save_on_each_node:
             raise InputError(
                 "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
@@ -144,6 +146,9 @@ class RunTrainer(Trainer):
     ) -> TrainOutput:
         """Extends Trainer's method: locks the output folder, verifies the checkpoint, and stops on a signal."""
         check_weights(self.model)
+        if self.checks_output_dir and not resume_from_checkpoint:
+            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
+        self.checks_output_dir = False  # from now on, the folder contains this run
         self._best_step = None
         self.graphs.restart()
         # These come last: an upload contains what other callbacks wrote, and a signal may cancel what they requested.
@@ -364,10 +369,14 @@ class RunTrainer(Trainer):
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 
+    def write_card(self) -> None:
+        """Writes a model card with the current metrics into the output folder. Here, it is Trainer's."""
+        super().create_model_card()
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Writes Trainer's card, unless the command writes the card itself."""
-        if self.write_card is None:
-            super().create_model_card(*args, **kwargs)
+        """Writes the card of [`write_card`]. Trainer's arguments are ignored."""
+        if self.args.should_save:
+            self.write_card()
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Uploads fewer files than Trainer, see [`HubUploads.push`]."""

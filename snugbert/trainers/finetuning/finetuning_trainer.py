@@ -31,7 +31,6 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.label_tables import DecisionFacts
-from snugbert.reports.plots import remove_plots
 from snugbert.reports.results import RunResults
 from snugbert.tasks.base import Task
 from snugbert.tasks.decisions import Decisions
@@ -43,7 +42,7 @@ from snugbert.trainers.finetuning.losses import class_weights, weighted_loss
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import collect_results, compared_settings
 from snugbert.trainers.finetuning.settled_arguments import EarlyStopping, settle_arguments
-from snugbert.trainers.run.folder import check_disk_space, check_output_dir, clear_output_dir
+from snugbert.trainers.run.folder import ClearOutputDir, check_disk_space
 from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer
 
@@ -61,15 +60,11 @@ class FineTuningTrainer(RunTrainer):
     - Batches are packed or padded. Predictions are the same: in the order of the dataset, with the shapes of padded
       batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question answering two
       arrays [N, L].
-    - Evaluation batches contain examples of similar length. If rows are filled, batches contain random examples
-      instead, so that they have few sizes.
+    - Evaluation batches contain examples of similar length, or random examples if rows are filled to a few sizes.
     - The loss is divided by the number of labels in all accumulated batches of all processes. Token heads count
-      labeled tokens. Question answering counts windows, which Trainer does not do.
-    - `eval_loss` is the mean over all labels. In Trainer it is the mean over batches. Examples that several processes
-      repeat to fill the last batch count twice.
+      labeled tokens, question answering counts windows. `eval_loss` is the mean over all labels, not over batches.
     - If the task chooses thresholds or a temperature, this happens at the end of training, on the validation examples,
       with the model that is kept. The weights of the classifier are divided by the temperature.
-    - A loss or gradient norm that is not finite ends the run.
     - Saving the model after training also writes a model card with settings and metrics.
 
     Args:
@@ -92,16 +87,17 @@ class FineTuningTrainer(RunTrainer):
     Attributes:
         prepared: the task, connected with its model, and its data.
         output: the form of the task's logits.
-        checks_output_dir: whether the next call of `train` checks the output folder.
         decisions: thresholds and temperature of the trained model. None if the task chooses neither.
+        results: what the model card shows. None: the current results.
 
     Raises:
-        InputError: a row or a label cannot be used (the message names the row), the labels do not fit the model, the
-            checkpoint cannot be loaded, an argument is out of range, or settings cannot be combined.
+        InputError: a row or a label cannot be used, or an argument does not fit the task or the model.
     """
 
     kind = "fine-tuning"
+    checks_output_dir = True
     compared_names: tuple[str, ...] = COMPARED_SETTINGS
+    results: RunResults | None = None
     args: FineTuningArguments
 
     def __init__(
@@ -145,7 +141,6 @@ class FineTuningTrainer(RunTrainer):
         self._losses: list[torch.Tensor] | None = None
         self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step of the model, and result
         self._scores: dict[int, dict[str, float]] = {}  # step of the model -> its metrics on the validation examples
-        self.checks_output_dir = True
         features: Any = None if task.validation_set is None else task.validation_set.features.inputs
         if isinstance(eval_dataset, Mapping):
             make = self._make_evaluation_set
@@ -162,40 +157,30 @@ class FineTuningTrainer(RunTrainer):
         if task.trains:
             reinitialize_layers(network, args.reinit_layers)
             layer_callbacks = freeze_layers(network, args)
-        try:
-            super().__init__(
-                model=network,
-                args=args,
-                data_collator=task.make_collator(args.pad_to_max_length),
-                train_dataset=task.train_features,
-                eval_dataset=features,
-                processing_class=task.task.tokenizer,
-                compute_metrics=_keep_logits,
-                compute_loss_func=loss,
-                callbacks=[*layer_callbacks, *callbacks],
-                **kwargs,
-            )
-        except (ValueError, RuntimeError, ImportError) as error:
-            raise InputError(str(error)) from error
+        super().__init__(
+            model=network,
+            args=args,
+            data_collator=task.make_collator(args.pad_to_max_length),
+            train_dataset=task.train_features,
+            eval_dataset=features,
+            processing_class=task.task.tokenizer,
+            compute_metrics=_keep_logits,
+            compute_loss_func=loss,
+            callbacks=[*layer_callbacks, *callbacks, ClearOutputDir()],
+            **kwargs,
+        )
         self.run_settings.keeps_checkpoints = args.keeps_checkpoints
-        self.write_card = self._write_card
 
     # --- training -----------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Extends Trainer's method: refuses to start a new run in the folder of an earlier run.
+        """Extends Trainer's method: lets the task choose thresholds and a temperature after training.
 
         `resume_from_checkpoint` is a folder, or True for the newest checkpoint in `output_dir`. Default: see `args`.
         """
         if self.train_dataset is None:
             raise InputError("train_dataset is missing.")
-        if self.checks_output_dir and not resume_from_checkpoint:
-            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)
-        self.checks_output_dir = False  # from now on, the folder contains this run
-        if not self.state.global_step:
-            check_disk_space(self.args, self.model.parameters())
-            if not resume_from_checkpoint:
-                self._clear_output_dir()
+        check_disk_space(self.args, self.model.parameters())
         # Earlier training, or an earlier run of a sweep, may have chosen thresholds and a temperature.
         self.decisions = None
         self._use_thresholds({})
@@ -252,12 +237,6 @@ class FineTuningTrainer(RunTrainer):
             "calibration": getattr(config, "calibration", None),
         }
 
-    def _clear_output_dir(self) -> None:
-        if self.args.overwrite_output_dir:
-            clear_output_dir(self.args)
-        if self.args.should_save:
-            remove_plots(Path(str(self.args.output_dir)))
-
     def _begin(self, state: Any) -> None:
         super()._begin(state)
         names = {metric: f"{self._eval_prefix}{metric}" for metric in self.prepared.task.metrics}
@@ -266,7 +245,11 @@ class FineTuningTrainer(RunTrainer):
             line["step"]: {metric: line[name] for metric, name in names.items() if name in line} for line in scored
         }
         self._last_evaluation = None
-        self.run_settings.command_settings = compared_settings(self.prepared, self.args)
+
+    def compare_settings(self, checkpoint: str | None, finished: bool = False) -> None:
+        """Extends the base class: also compares model, batch and data. If `finished`, all that determines results."""
+        self.run_settings.command_settings = compared_settings(self.prepared, self.args, finished)
+        super().compare_settings(checkpoint)
 
     def _can_fill_rows(self) -> bool:
         has_windows = get_windows(self.model_config) is not None  # their number differs from document to document
@@ -452,11 +435,7 @@ class FineTuningTrainer(RunTrainer):
         predictions: Any = output.predictions
         parts = predictions if isinstance(predictions, tuple) else (predictions,)
         if any(np.isnan(part).any() for part in parts):
-            if self.state.global_step:
-                raise DivergedError(f"{prefix}: the logits are NaN after step {self.state.global_step}. {REMEDY}")
-            raise DivergedError(
-                f"{prefix}: the logits are NaN. Try without --fp16. If that does not help, the weights may be damaged."
-            )
+            raise DivergedError(f"{prefix}: the logits are NaN after step {self.state.global_step}. {REMEDY}")
         places = np.argsort(self._order)
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})
@@ -487,14 +466,7 @@ class FineTuningTrainer(RunTrainer):
         """Extends Trainer's method: after training, also writes the model card."""
         super().save_model(output_dir, _internal_call)
         if self._training and self.args.should_save and not _internal_call:
-            self._write_card(output_dir)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Writes the model card into the output folder. Trainer's arguments are ignored."""
-        if self.write_card is None:
-            super().create_model_card(*args, **kwargs)
-        elif self.args.should_save:
-            self.write_card()
+            self.write_card(output_dir)
 
     def collect_results(self, metrics: dict[str, dict[str, float]]) -> RunResults:
         """Returns the content of `results.json`. In training, the settings include the steps done."""
@@ -507,23 +479,20 @@ class FineTuningTrainer(RunTrainer):
             results["decisions"] = decisions
         return results
 
-    def _write_card(self, folder: str | None = None) -> None:
-        """Writes the card, with the model's scores if there are any."""
-        prepared = self.prepared
-        metrics: dict[str, dict[str, float]] = {}
-        if prepared.validation_set is not None:
-            scores = self._scores.get(self.model_step, {})
-            metrics = {prepared.validation_set.name: {m: scores[m] for m in prepared.task.metrics if m in scores}}
-        results = self.collect_results(metrics)
+    def write_card(self, folder: str | None = None) -> None:
+        """Writes the model card into a folder, with the model's scores if there are any."""
+        prepared, results = self.prepared, self.results
+        if results is None:
+            metrics: dict[str, dict[str, float]] = {}
+            if prepared.validation_set is not None:
+                scores = self._scores.get(self.model_step, {})
+                metrics = {prepared.validation_set.name: {m: scores[m] for m in prepared.task.metrics if m in scores}}
+            results = self.collect_results(metrics)
         output_dir = Path(folder or str(self.args.output_dir))
         base_model = prepared.model_args.model_name_or_path
         output_dir.mkdir(parents=True, exist_ok=True)
-        write_finetuning_card(output_dir, prepared.facts, results, base_model, self.hub_name)
-
-    @property
-    def hub_name(self) -> str | None:
-        """The repository that the model is pushed to. None without a push."""
-        return self.hub_model_id or self.args.hub_model_id
+        hub_name = self.hub_model_id or self.args.hub_model_id
+        write_finetuning_card(output_dir, prepared.facts, results, base_model, hub_name)
 
 
 def _keep_logits(prediction: EvalPrediction) -> dict[str, float]:

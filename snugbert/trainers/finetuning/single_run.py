@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.label_tables import LabelScores
 from snugbert.reports.plots import draw_learning_curve, draw_reliability, list_plots
@@ -28,7 +26,7 @@ from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_records import compared_settings
 from snugbert.trainers.finetuning.settled_arguments import LOWER_IS_BETTER
 from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints, step_of
-from snugbert.trainers.run.folder import check_disk_space, check_output_dir
+from snugbert.trainers.run.folder import check_output_dir
 from snugbert.trainers.run.processes import raise_together
 from snugbert.trainers.run.stopping import raise_if_interrupted
 
@@ -101,10 +99,7 @@ def fine_tune(
     if trainer.is_world_process_zero() and (trains or not contains_model(output_dir)):
         if trains:
             _draw_learning_curve(trainer, scores)
-            base_model = prepared.model_args.model_name_or_path
-            trainer.write_card = functools.partial(
-                write_finetuning_card, output_dir, prepared.facts, results, base_model, trainer.hub_name
-            )
+            trainer.results = results
             trainer.write_card()
         write_results(output_dir, results)  # last: it marks the run as complete
     # Trainer's reports group names by "eval_" and "test_".
@@ -112,7 +107,6 @@ def fine_tune(
     reported = {f"{name}_{metric}": value for name, values in sets.items() for metric, value in values.items()}
     trainer.reports.send(list_plots(output_dir), reported, trainer.model_step)
     if args.push_to_hub:
-        trainer.write_card = trainer.write_card if trains else None
         trainer.push_to_hub()
     if trains and args.should_save and not trainer.run_settings.keeps_checkpoints:
         # This comes last, so that a run that is stopped earlier can be resumed. As in training, checkpoints of later
@@ -129,10 +123,9 @@ def fine_tune(
 def _check_finished_run(trainer: FineTuningTrainer) -> None:
     """Checks that the settings have not changed since the run finished. `push_to_hub` uploads its folder again."""
     output_dir = str(trainer.args.output_dir)
-    trainer.run_settings.command_settings = compared_settings(trainer.prepared, trainer.args, finished=True)
     with raise_together():
         if trainer.is_world_process_zero():
-            trainer.compare_settings(output_dir)
+            trainer.compare_settings(output_dir, finished=True)
     logger.info("%s contains this run, which is finished. Nothing was computed.", output_dir)
     if trainer.args.push_to_hub:  # an earlier upload may have failed
         trainer.uploads.upload_output_dir()
@@ -221,34 +214,21 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
 
     Sets without labels or without a baseline are skipped. `metrics`: evaluation set -> metric -> value.
     """
-    task = prepared.task
-    metric = task.main_metric
-    lower_is_better = metric in LOWER_IS_BETTER
-    perfect = 0 if lower_is_better else task.perfect_score
-    sentences, unbeatable = [], []
+    task, metric = prepared.task, prepared.task.main_metric
+    sentences = []
     for examples in prepared.evaluation_sets:
         score, baseline = metrics[examples.name].get(metric), examples.baseline
         if score is None or baseline is None:
             continue
-        to_beat, answer = baseline.metrics[metric], baseline.answer
-        if math.isnan(to_beat):  # the correlation of a constant
-            to_beat, answer = 0.0, "the correlation of unrelated numbers"
-        title = f"{set_title(examples.name).capitalize()}: {metric.replace('_', ' ')}"
-        ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
-        if math.isnan(score):
-            sentences.append(f"{title} is undefined, because all predictions or all correct values are the same.")
-        elif score == to_beat == perfect:
-            unbeatable.append(
-                f"{title} {ours} equals the baseline ({answer}). All examples have the same answer. Add examples with "
-                "other answers."
-            )
-        elif (score >= to_beat) if lower_is_better else (score <= to_beat):
-            side = "above" if lower_is_better else "below"
-            relation = "equals the baseline" if ours == theirs else f"is {side} the baseline, {theirs}"
-            sentences.append(f"{title} {ours} {relation} ({answer}).")
+        to_beat = float(np.nan_to_num(baseline.metrics[metric]))  # the correlation of a constant is NaN
+        is_better = score < to_beat if metric in LOWER_IS_BETTER else score > to_beat
+        if not is_better:
+            title = f"{set_title(examples.name).capitalize()}: {metric.replace('_', ' ')}"
+            ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
+            sentences.append(f"{title} {ours} is not better than the baseline, {theirs} ({baseline.answer}).")
     if sentences:
         sentences.append(ADVICE_WITHOUT_TRAINING if prepared.train_features is None else ADVICE)
-    return sentences + unbeatable
+    return sentences
 
 
 def run_dry_fine_tuning(
@@ -262,15 +242,5 @@ def run_dry_fine_tuning(
     if runs == 0:
         logger.info("%s: everything is finished.", args.output_dir)
         return 0.0
-
-    def make(args: FineTuningArguments) -> FineTuningTrainer:
-        trainer = make_trainer(prepared, args)
-        if prepared.train_features is not None:
-            check_disk_space(args, trainer.model.parameters(), output_dir)
-            trainer.run_settings.command_settings = compared_settings(prepared, trainer.args)
-            trainer.compare_settings(checkpoint)
-        return trainer
-
-    output_dir = Path(str(args.output_dir))
     features = [each.features.inputs for each in prepared.evaluation_sets]
-    return run_dry({"training": make}, args, checkpoint, features, runs, limit)
+    return run_dry({"training": functools.partial(make_trainer, prepared)}, args, checkpoint, features, runs, limit)

@@ -147,10 +147,11 @@ def make_dataset(
     if dataset.next_share is not None:
         labels = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[objective][0]})"
     logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, labels)
-    if dataset.next_share in (0, 1):
+    has_no_next = objective == "nsp" and corpus.num_sentences == corpus.num_documents
+    if has_no_next or dataset.next_share in (0, 1):
         raise InputError(
-            f"{name}: all sentence pairs have the same label. Put the sentences of a document on adjacent lines, with "
-            "a blank line between documents, or pass --no_nsp."
+            f"{name}: no sentence pairs to learn from. Put the sentences of a document on adjacent lines, with a blank "
+            "line between documents, or pass --no_nsp."
         )
     return dataset
 

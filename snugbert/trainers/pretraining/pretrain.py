@@ -6,7 +6,6 @@ import logging
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,7 +142,7 @@ def pretrain(
         if validation is not None:
             validation = Subset(validation, range(len(validation))[: data_args.max_eval_samples])
         make_trainer = functools.partial(
-            _make_trainer,
+            PretrainingTrainer,
             model=model,
             eval_dataset=validation,
             data_collator=collator,
@@ -153,10 +152,13 @@ def pretrain(
             teacher=teacher,
         )
         if training_args.dry_run:
-            _run_dry(make_trainer, training_args, data.phases, validation, checkpoint)
+            parts = {f"phase {n}": functools.partial(make_trainer, phases=[p]) for n, p in enumerate(data.phases, 1)}
+            if len(parts) < 2:
+                parts = {"training": functools.partial(make_trainer, phases=data.phases)}
+            run_dry(parts, training_args, checkpoint, [] if validation is None else [validation])
             return
         trainer = make_trainer(args=training_args, phases=data.phases)
-        trainer.is_command, trainer.base_model = True, model_args.model_name_or_path
+        trainer.base_model = model_args.model_name_or_path
         _run(trainer, data, checkpoint, epochs_dir, changed_flags(model_args, ["cache_dir"]))
 
 
@@ -296,16 +298,7 @@ def _check_training(model: PreTrainedModel, training_args: PretrainingArguments)
     args = as_dry_run(training_args, tempfile.gettempdir())
     args.report_to, args.eval_strategy = training_args.report_to, IntervalStrategy.NO
     steps = args.max_steps if args.max_steps > 0 else 10**9
-    _make_trainer(model=model, args=args).create_optimizer_and_scheduler(steps)
-
-
-def _make_trainer(command_settings: Mapping[str, Any] | None = None, **arguments: Any) -> PretrainingTrainer:
-    try:
-        trainer = PretrainingTrainer(**arguments)
-    except (ValueError, RuntimeError, ImportError) as error:  # Trainer rejects an argument, such as a reporter
-        raise InputError(str(error)) from error
-    trainer.run_settings.command_settings = dict(command_settings or {})
-    return trainer
+    PretrainingTrainer(model=model, args=args).create_optimizer_and_scheduler(steps)
 
 
 @dataclass
@@ -346,26 +339,6 @@ def _prepare_data(
         length = data_args.max_seq_length
         data.validation = make_examples(validation_corpus, "validation text", length, seed=VALIDATION_SEED)
     return data
-
-
-def _run_dry(
-    make_trainer: Callable[..., PretrainingTrainer],
-    args: PretrainingArguments,
-    phases: list[Phase],
-    validation: Any,
-    checkpoint: str | None,
-) -> None:
-    """Prints the plan of the run. Each phase has its own steps. Without training, there are no phases."""
-
-    def make(phases: list[Phase], args: PretrainingArguments) -> PretrainingTrainer:
-        trainer = make_trainer(args=args, phases=phases)
-        trainer.compare_settings(checkpoint)
-        return trainer
-
-    parts = {f"phase {number}": functools.partial(make, [phase]) for number, phase in enumerate(phases, start=1)}
-    if len(phases) < 2:
-        parts = {"training": functools.partial(make, phases)}
-    run_dry(parts, args, checkpoint, [] if validation is None else [validation])
 
 
 def _run(

@@ -57,7 +57,7 @@ from snugbert.trainers.pretraining.scores import (
     sum_per_sequence,
 )
 from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, find_peak_flops
-from snugbert.trainers.run.folder import ClearOutputDir, check_output_dir
+from snugbert.trainers.run.folder import ClearOutputDir
 from snugbert.trainers.run.processes import use_one_gpu
 from snugbert.trainers.trainer import RunTrainer, naming_flags
 
@@ -102,6 +102,8 @@ class PretrainingTrainer(RunTrainer):
         phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
         data_settings: names and JSON values that determine the examples. Checkpoints store them, and
             [`check_data_settings`] compares them.
+        command_settings: further settings that a resumed run compares. Only `snugbert pretrain` passes them. It
+            reports after its evaluation.
         teacher: a masked language model to distill, with the vocabulary of the model, see [`distill`]. It moves to the
             device of the model, and is neither trained nor saved.
         kwargs: as in `Trainer`, except `compute_metrics`, which is fixed.
@@ -115,6 +117,7 @@ class PretrainingTrainer(RunTrainer):
     """
 
     kind = "pretraining"
+    checks_output_dir = True
     args: PretrainingArguments
     passes_to_repay_compiling = 0  # compiles runs of any length
 
@@ -125,6 +128,7 @@ class PretrainingTrainer(RunTrainer):
         train_dataset: SizedDataset | None = None,
         phases: Sequence[Phase] | None = None,
         data_settings: dict[str, Any] | None = None,
+        command_settings: dict[str, Any] | None = None,
         teacher: PreTrainedModel | None = None,
         **kwargs: Any,
     ):
@@ -147,12 +151,11 @@ class PretrainingTrainer(RunTrainer):
         if self._mask_rates is not None:
             self.keep_column("mlm_probability")
         self.run_settings.data_settings = data_settings or {}
+        self.run_settings.command_settings = command_settings or {}
+        self.is_command = command_settings is not None
         if teacher is not None:
             prepare_teacher(teacher, self.model_config, self.args.device)
-        self.is_command = False  # whether `snugbert pretrain` started the run. It reports after its evaluation
-        self.base_model: str | None = None  # what that command started from
-        self.checks_output_dir = True  # whether `train` refuses an output folder with another run
-        self.write_card = self._write_card
+        self.base_model: str | None = None  # what the command started from
         self.add_callback(ClearOutputDir)
         self.add_callback(DrawTraining)
         self._train_counts: np.ndarray | None = None
@@ -162,14 +165,7 @@ class PretrainingTrainer(RunTrainer):
     # --- start and end of a run ---------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Extends Trainer's method: also draws `training.png` and writes the model card.
-
-        Raises:
-            InputError: the output folder contains another run, and `overwrite_output_dir` is not set.
-        """
-        if self.checks_output_dir and not resume_from_checkpoint:
-            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)
-        self.checks_output_dir = False  # from now on, the folder contains this run
+        """Extends Trainer's method: also draws `training.png` and writes the model card."""
         try:
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
@@ -194,24 +190,25 @@ class PretrainingTrainer(RunTrainer):
 
         Without `metrics` on the validation text, the card has the last evaluation up to the step of the model.
         """
+        self._metrics = metrics, baselines or {}
         if self.args.should_save:
             draw_log(Path(self.args.output_dir or ""), baselines)
             try:
-                self._write_card(metrics, baselines)
+                self.write_card()
             except InputError:
                 raise
             except Exception as error:  # a model of another library, whose training is complete
                 logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
         self.reports.send([Path(self.args.output_dir or "") / TRAINING_PLOT])
 
-    def _write_card(
-        self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None
-    ) -> None:
+    def write_card(self) -> None:
+        """Writes the model card into the output folder, with the metrics of [`report`]."""
+        metrics, baselines = self._metrics
         if metrics is None:
             done = [line for line in self.state.log_history if line["step"] <= self.model_step]
             lines = [line for line in done if any(name.startswith("eval_") for name in line)]
             metrics = {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
-        write_run_card(self, metrics, baselines or {})
+        write_run_card(self, metrics, baselines)
 
     def _begin(self, state: TrainerState) -> None:
         self._load_log(state)
@@ -231,6 +228,8 @@ class PretrainingTrainer(RunTrainer):
 
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
+        # The metrics on the validation text, and of trivial predictions. None: the last evaluation in the log.
+        self._metrics: tuple[Mapping[str, float] | None, Mapping[str, float]] = None, {}
         self.training_log = TrainingLog(self.args.device, self.is_world_process_zero(), self.accelerator.reduce)
         self.training_log.has_teacher = self.teacher is not None
         callbacks: Any = state.stateful_callbacks or {}

@@ -160,7 +160,7 @@ def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run,
     for change, message in (
         ({"teacher_name_or_path": moved}, '--teacher_name_or_path "weights '),
         ({"student_layers": "first"}, "--student_layers [0, 2] [0, 1]"),
-        ({"num_student_layers": 3}, "num_hidden_layers 2 3"),
+        ({"num_student_layers": 3}, "--student_layers [0, 2] [0, 1, 2]"),
     ):
         capsys.readouterr()
         assert run(more | change) == 2

@@ -327,7 +327,7 @@ BAD = [
     ({"train_file": "table.csv"}, "table.csv: unknown suffix"),
     ({"validation_file": "other.jsonl"}, "other.jsonl, row 1: no column 'text'"),
     ({"train_file": "one_document.txt"}, "training text: Next sentence prediction needs at least two documents"),
-    ({"train_file": "one_sentence_each.txt"}, "training text: all sentence pairs have the same label"),
+    ({"train_file": "one_sentence_each.txt"}, "training text: no sentence pairs to learn from"),
     ({"config_name": None}, "--model_name_or_path is missing"),
     ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the limit of tiny (512)"),
     ({"attn_implementation": "nope"}, "cannot load the model tiny"),
