@@ -150,8 +150,8 @@ def make_dataset(
     has_no_next = objective == "nsp" and corpus.num_sentences == corpus.num_documents
     if has_no_next or dataset.next_share in (0, 1):
         raise InputError(
-            f"{name}: no sentence pairs to learn from. Put the sentences of a document on adjacent lines, with a blank "
-            "line between documents, or pass --no_nsp."
+            f"{name}: no sentence pairs to learn from. Put the sentences of a document on adjacent lines, with a "
+            "blank line between documents, or pass --no_nsp."
         )
     return dataset
 

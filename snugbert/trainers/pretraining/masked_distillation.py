@@ -8,7 +8,6 @@ tokens only, as with their `--restrict_ce_to_mask`.
 Shapes: B rows and L columns of a batch, T tokens, M masked tokens, V vocabulary size, H hidden size.
 """
 
-import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,10 +57,9 @@ def distill(
 ) -> DistillationOutput:
     """Runs both models on a batch and computes the loss of the student.
 
-    The student, which may be wrapped for several processes, is in training mode, the teacher in evaluation mode. The
-    `denominators` are counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch` (without
-    padding) and, with sentence pairs, `num_sequences_in_batch`. To compare the last hidden states, which must have the
-    same size, both models compute the last layer for all tokens, and not only for masked tokens.
+    The `denominators` are counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch`
+    (without padding) and, with sentence pairs, `num_sequences_in_batch`. To compare the last hidden states, which must
+    have the same size, both models compute the last layer for all tokens, and not only for masked tokens.
     """
     options = {"output_last_hidden_state": with_hidden_states, "sparse_prediction": True, "return_dict": True}
     with torch.no_grad():
@@ -89,13 +87,9 @@ def distill(
 
 def prepare_teacher(teacher: PreTrainedModel, config: SnugBertConfig, device: torch.device) -> None:
     """Moves the teacher to the device of the model with this `config`, and freezes it."""
-    if not hasattr(teacher, "_predict_tokens") or teacher.config.vocab_size != config.vocab_size:
-        raise InputError(
-            "PretrainingTrainer: the teacher must be a SnugBertForMaskedLM or SnugBertForPreTraining with the "
-            "vocabulary of the model."
-        )
     torch.nn.Module.to(teacher, device)
     teacher.requires_grad_(False).eval()
+    logger.info("teacher: %s parameters, not trained", f"{teacher.num_parameters():,}")
     if teacher.config.hidden_size != config.hidden_size:
         logger.info("Teacher and student have different hidden sizes. The loss on hidden states is omitted.")
 
@@ -150,13 +144,10 @@ def sum_cosine_losses(
     return (losses if attention_mask is None else losses.masked_fill(attention_mask == 0, 0)).sum()
 
 
-# --- loading ----------------------------------------------------------------------------------------------------
-
-
-def load_teacher_config(
+def load_teacher(
     model_args: PretrainingModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase
-) -> SnugBertConfig:
-    """Loads the configuration of the teacher. `config` and `tokenizer` are the student's."""
+) -> PreTrainedModel:
+    """Loads the teacher. `config` and `tokenizer` are the student's."""
     teacher_args = model_args.as_teacher()
     own_tokenizer = load_tokenizer(teacher_args)
     teacher_config = load_config(teacher_args, own_tokenizer)
@@ -165,11 +156,4 @@ def load_teacher_config(
             f"--teacher_name_or_path: the vocabulary of {model_args.teacher_name_or_path} differs from the student's. "
             "Teacher and student predict the same tokens, so they need the same vocabulary."
         )
-    return teacher_config
-
-
-def load_teacher(model_args: PretrainingModelArguments, teacher_config: SnugBertConfig) -> PreTrainedModel:
-    """Loads the teacher with the configuration of [`load_teacher_config`]."""
-    teacher = load_model(AutoModelForMaskedLM, model_args.as_teacher(), copy.deepcopy(teacher_config), trained=True)
-    logger.info("teacher: %s parameters, not trained", f"{teacher.num_parameters():,}")
-    return teacher
+    return load_model(AutoModelForMaskedLM, teacher_args, teacher_config, trained=True)

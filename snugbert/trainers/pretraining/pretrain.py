@@ -22,7 +22,6 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.cli.model_arguments import StudentArguments
 from snugbert.cli.parser import changed_flags, format_command
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.data.corpus.corpus import Corpus
@@ -52,8 +51,8 @@ from snugbert.trainers.pretraining.corpora import (
     open_prepared,
 )
 from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
-from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
-from snugbert.trainers.pretraining.masked_distillation import load_teacher, load_teacher_config
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.masked_distillation import load_teacher
 from snugbert.trainers.pretraining.pretraining_arguments import (
     PAIR_TASKS,
     PretrainingArguments,
@@ -89,7 +88,9 @@ def pretrain(
     _check_arguments(model_args, data_args)
     tokenizer = load_tokenizer(model_args)
     check_ids(tokenizer, str(model_args.tokenizer_source))
-    config, teacher_config, layers = _load_configs(model_args, data_args, tokenizer)
+    config = load_config(model_args, tokenizer)
+    teacher = load_teacher(model_args, config, tokenizer) if model_args.teacher_name_or_path is not None else None
+    layers = _adapt_config(config, teacher, model_args, data_args)
     choose_batch_sizes([phase.max_seq_length for phase in data_args.parsed_phases], training_args)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
@@ -115,12 +116,11 @@ def pretrain(
         if training_args.should_save:
             for unfinished in epochs_dir.glob("*.unfinished"):  # tables of a killed run
                 unfinished.unlink(missing_ok=True)
-        teacher = load_teacher(model_args, teacher_config) if teacher_config and training_args.do_train else None
         checkpoint = None
         if training_args.do_train:
             checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir)
         set_seed(training_args.seed)
-        model = _load_model(model_args, data_args, config, tokenizer, teacher_config, layers)
+        model = _load_model(model_args, data_args, config, tokenizer, teacher, layers)
         if training_args.do_train:
             _check_training(model, training_args)
         data = prepare_data()
@@ -176,38 +176,36 @@ def _check_arguments(model_args: PretrainingModelArguments, data_args: Pretraini
             raise InputError(f"--{flags[0]} cannot be combined with --{flags[1]}. Remove one of these flags.")
 
 
-def _load_configs(
-    model_args: PretrainingModelArguments, data_args: PretrainingDataArguments, tokenizer: PreTrainedTokenizerBase
-) -> tuple[SnugBertConfig, SnugBertConfig | None, list[int] | None]:
-    """Loads and checks the configurations of the model and of its teacher. Also returns the layers of a student."""
-    config, teacher_config, layers = load_config(model_args, tokenizer), None, None
+def _adapt_config(
+    config: SnugBertConfig,
+    teacher: PreTrainedModel | None,
+    model_args: PretrainingModelArguments,
+    data_args: PretrainingDataArguments,
+) -> list[int] | None:
+    """Adapts a configuration to the arguments, and checks it. Returns the teacher's layers that a student keeps."""
+    layers = None
     configs = {str(model_args.model_name_or_path or model_args.config_name): config}
     if data_args.objective == "electra" and model_args.model_name_or_path is None:
         given = model_args.config_overrides or ""
         config.update({name: value for name, value in ELECTRA_HEADS.items() if f"{name}=" not in given})
-    if model_args.teacher_name_or_path is not None:
-        teacher_config = load_teacher_config(model_args, config, tokenizer)
+    if teacher is not None:
+        configs = {str(model_args.teacher_name_or_path): teacher.config} | configs
         if model_args.num_student_layers is not None:
             number, which = model_args.num_student_layers, model_args.student_layers
-            layers = choose_student_layers(teacher_config.num_hidden_layers, number, which)
+            layers = choose_student_layers(teacher.config.num_hidden_layers, number, which)
             config.num_hidden_layers = number
-        configs = {model_args.teacher_name_or_path: teacher_config} | configs
     if data_args.bigram_init:
         check_bigram_config(config)
+    lengths = [data_args.max_seq_length, *(phase.max_seq_length for phase in data_args.parsed_phases)]
     for name, each in configs.items():
-        limit = min(LONGEST_EXAMPLE, compute_max_length(each))
-        for length in (data_args.max_seq_length, *(phase.max_seq_length for phase in data_args.parsed_phases)):
-            if not SHORTEST_EXAMPLE <= length <= limit:
-                flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
-                raise InputError(
-                    f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the limit of {name} ({limit})."
-                )
+        if max(lengths) > (limit := compute_max_length(each)):
+            raise InputError(f"--max_seq_length or --phases: {max(lengths)} is above the limit of {name} ({limit}).")
         if data_args.dataset_objective in PAIR_TASKS and each.type_vocab_size < 2:
             raise InputError(
                 f"--objective {data_args.objective}: sentence pairs need two token types, but {name} has "
                 f"{each.type_vocab_size}. Use --objective mlm."
             )
-    return config, teacher_config, layers
+    return layers
 
 
 def _choose_language(
@@ -264,7 +262,7 @@ def _load_model(
     data_args: PretrainingDataArguments,
     config: SnugBertConfig,
     tokenizer: PreTrainedTokenizerBase,
-    teacher_config: SnugBertConfig | None,
+    teacher: PreTrainedModel | None,
     layers: list[int] | None,
 ) -> PreTrainedModel:
     """Loads the model. A student starts from `layers` of the teacher. Other heads start from random weights."""
@@ -277,14 +275,13 @@ def _load_model(
         return pair
     config.architectures = []  # an ELECTRA class would select ELECTRA's head
     auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
-    source: StudentArguments = model_args
-    if teacher_config is not None and layers is not None:
-        logger.info("student: layers %s of the teacher's %d", layers, teacher_config.num_hidden_layers)
-        source, config = model_args.as_teacher(), copy.deepcopy(config)
-        config.num_hidden_layers = teacher_config.num_hidden_layers
-    model: PreTrainedModel = load_model(auto_class, source, config)
-    if layers is not None:
-        model = make_student(model, layers)
+    if teacher is not None and layers is not None:
+        logger.info("student: layers %s of the teacher's %d", layers, teacher.config.num_hidden_layers)
+        config = copy.deepcopy(config)
+        config.num_hidden_layers = teacher.config.num_hidden_layers
+        model = make_student(load_model(auto_class, model_args.as_teacher(), config), layers)
+    else:
+        model = load_model(auto_class, model_args, config)
     logger.info("model: %s parameters", f"{model.num_parameters():,}")
     return model
 

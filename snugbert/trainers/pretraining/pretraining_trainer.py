@@ -1,8 +1,7 @@
 """Trainer for masked tokens and sentence pairs, masked tokens alone, or ELECTRA, with or without a teacher.
 
-All losses have exact denominators: the labeled tokens, the sentence pairs and the tokens of the whole batch, over all
-accumulated batches and processes. Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the
-state of the log, so a run that was killed and resumed ends with the weights and the log of an uninterrupted run.
+Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the state of the log, so a run that was
+killed and resumed ends with the weights and the log of an uninterrupted run.
 
 Shapes: a batch has N sequences.
 """
@@ -75,15 +74,13 @@ class PretrainingTrainer(RunTrainer):
     `"mlm"`. Batches may be packed or padded. A [`PretrainingDataset`] with [`SnugBertDataCollatorForPretraining`] has
     new examples and masks in every epoch.
 
-    - All losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
-      process equals two. A collator that masks at random may draw different masks if the batches are split
-      differently. Our collator on a [`PretrainingDataset`] draws the same masks.
+    - All losses are exact: their denominators are the labeled tokens, the sentence pairs and the tokens of the whole
+      batch, over all accumulated batches and processes. Only a collator of your own may draw other masks if batches
+      are split differently.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
-    - The output folder gets the log, `metrics.jsonl`, its plot, `training.png`, and the model card, `README.md`.
-    - An output folder with another run is refused, unless `overwrite_output_dir` is set.
-    - On SIGTERM and SIGINT (Ctrl-C), training writes a checkpoint and ends. A loss or gradient norm that is not finite
-      is an error. See [`StopSignal`].
+    - The output folder gets the log, `metrics.jsonl`, its plot, `training.png`, and the model card, `README.md`. A
+      folder with another run is refused, unless `overwrite_output_dir` is set.
 
     Example:
 
@@ -111,9 +108,6 @@ class PretrainingTrainer(RunTrainer):
     Attributes:
         phases: phases of the run.
         interrupted: SIGTERM or SIGINT if it ended the last call of `train`. Otherwise None.
-
-    Raises:
-        InputError: `train_dataset` is empty, or the teacher does not fit the model.
     """
 
     kind = "pretraining"
@@ -146,7 +140,9 @@ class PretrainingTrainer(RunTrainer):
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.keep_column("mask_seed")
-        if getattr(self._inner_collator, "masking", "tokens") != "tokens":  # stock collators cannot pad these columns
+        if (
+            getattr(self.data_collator.collate, "masking", "tokens") != "tokens"
+        ):  # stock collators cannot pad these columns
             self.keep_column("continues_word")
         if self._mask_rates is not None:
             self.keep_column("mlm_probability")
@@ -156,8 +152,8 @@ class PretrainingTrainer(RunTrainer):
         if teacher is not None:
             prepare_teacher(teacher, self.model_config, self.args.device)
         self.base_model: str | None = None  # what the command started from
-        self.add_callback(ClearOutputDir)
-        self.add_callback(DrawTraining)
+        for callback in (ClearOutputDir, DrawTraining):
+            self.add_callback(callback)
         self._train_counts: np.ndarray | None = None
         self._metrics_file: MetricsFile | None = None
         self._load_log(TrainerState())
@@ -193,12 +189,7 @@ class PretrainingTrainer(RunTrainer):
         self._metrics = metrics, baselines or {}
         if self.args.should_save:
             draw_log(Path(self.args.output_dir or ""), baselines)
-            try:
-                self.write_card()
-            except InputError:
-                raise
-            except Exception as error:  # a model of another library, whose training is complete
-                logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
+            self.write_card()
         self.reports.send([Path(self.args.output_dir or "") / TRAINING_PLOT])
 
     def write_card(self) -> None:
@@ -234,12 +225,7 @@ class PretrainingTrainer(RunTrainer):
         self.training_log.has_teacher = self.teacher is not None
         callbacks: Any = state.stateful_callbacks or {}
         if record := callbacks.get(RECORD_NAME):
-            try:
-                self.training_log.load_state_dict(record)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise InputError(
-                    f"trainer_state.json of the checkpoint is damaged ({error}). Resume from another checkpoint."
-                ) from error
+            self.training_log.load_state_dict(record)
         self._first_step = state.global_step
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -315,8 +301,6 @@ class PretrainingTrainer(RunTrainer):
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         """Returns the batches of this process, from the first step of this call. accelerate must not split them."""
-        if not self.phases:
-            raise ValueError("PretrainingTrainer: training requires a `train_dataset` or `phases`.")
         sampler = BatchSampler(
             self.phases,
             self.args.gradient_accumulation_steps,
@@ -349,13 +333,9 @@ class PretrainingTrainer(RunTrainer):
         )
 
     @property
-    def _inner_collator(self) -> Any:
-        return getattr(self.data_collator, "collate", None)
-
-    @property
     def _mask_rates(self) -> tuple[float, float] | None:
         """The first and the last share of tokens to mask. None: the share does not change."""
-        first, last = getattr(self._inner_collator, "mask_rates", (0, 0))
+        first, last = getattr(self.data_collator.collate, "mask_rates", (0, 0))  # type: ignore[attr-defined]
         return None if first == last else (first, last)
 
     def get_batch_samples(
