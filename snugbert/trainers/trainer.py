@@ -1,7 +1,6 @@
 """The base of pretraining and fine-tuning: a Trainer that can be killed, stopped and resumed at any time.
 
-[`RunTrainer`] delegates checkpoints, settings, uploads, stopping and CUDA graphs to one object each. The first four
-objects are also callbacks of Trainer.
+[`RunTrainer`] delegates checkpoints, settings, uploads, stopping and CUDA graphs to one object each.
 """
 
 import functools
@@ -66,8 +65,7 @@ logger = logging.getLogger(__name__)
 class RunTrainer(Trainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
-    - A checkpoint is complete or absent, even if the run is killed, see [`RunCheckpoints`]. `save_total_limit` counts
-      and removes only folders named `checkpoint-<step>`, up to the current step.
+    - A checkpoint is complete or absent, even if the run is killed, see [`RunCheckpoints`].
     - A run resumes with its original settings, see [`RunSettings`]. Only the number of steps may change.
     - It can be stopped at any time, and stops if the loss or the gradient norm is not finite, see [`StopSignal`].
     - `hub_token` moves to the environment, and `training_args.bin` is not written.

@@ -60,7 +60,6 @@ class FineTuningTrainer(RunTrainer):
     - Batches are packed or padded. Predictions are the same: in the order of the dataset, with the shapes of padded
       batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question answering two
       arrays [N, L].
-    - Evaluation batches contain examples of similar length, or random examples if rows are filled to a few sizes.
     - The loss is divided by the number of labels in all accumulated batches of all processes. Token heads count
       labeled tokens, question answering counts windows. `eval_loss` is the mean over all labels, not over batches.
     - If the task chooses thresholds or a temperature, this happens at the end of training, on the validation examples,
@@ -199,11 +198,7 @@ class FineTuningTrainer(RunTrainer):
             each.task.thresholds = thresholds
 
     def _choose_decisions(self) -> None:
-        """Lets the task choose thresholds and a temperature, and stores them in the configuration of the model.
-
-        The weights of the classifier are divided by the temperature, so that every library returns calibrated
-        probabilities.
-        """
+        """Lets the task choose thresholds and a temperature, and stores them in the model."""
         task: Any = self.prepared.task
         examples: Any = self.prepared.validation_set
         logits = self.predict_once(examples.features.inputs, metric_key_prefix="eval").predictions
@@ -215,7 +210,7 @@ class FineTuningTrainer(RunTrainer):
             model.config.thresholds = {task.labels[label]: threshold for label, threshold in thresholds.items()}
         if task.args.calibrate:
             model.config.calibration = self.decisions.describe_calibration()
-            with torch.no_grad():
+            with torch.no_grad():  # so that every library returns calibrated probabilities
                 model.classifier.weight.div_(temperature)
                 model.classifier.bias.div_(temperature)
         self._last_evaluation = None  # it used no thresholds and no temperature
@@ -302,11 +297,7 @@ class FineTuningTrainer(RunTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Extends Trainer's method: scores labeled rows, and returns loss, metrics and speed. See also `intervals`.
-
-        `eval_dataset` contains rows, or is a dict of datasets or a key of the trainer's dict. Encoded features, with a
-        column `input_ids`, get a loss and no metrics.
-        """
+        """Extends Trainer's method: scores labeled rows, too. Features, with `input_ids`, get a loss and no metrics."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
@@ -321,27 +312,29 @@ class FineTuningTrainer(RunTrainer):
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Computes the logits of rows, and scores them if all have labels. [`Predictor`] returns answers instead.
-
-        Encoded features are not scored. Returns the logits as `predictions`, one row for each window of an example, no
-        `label_ids`, and `metrics`.
-        """
+        """Computes the logits of rows, one for each window, and scores them if all have labels. Returns no labels."""
         features, encoded = self._encode(test_dataset, "test")
         output = super().predict(features, ignore_keys, metric_key_prefix)
         if encoded is None or encoded in self.evaluation_sets:
             return output
-        self._predicted[metric_key_prefix] = encoded, encoded.decode(output.predictions)  # type: ignore[arg-type]
-        scores = encoded.score_in_training(output.predictions)  # type: ignore[arg-type]
-        scores |= self._compute_more_metrics(encoded, output.predictions)
-        scored = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
+        scored = self._score(encoded, output.predictions, metric_key_prefix)
         return output._replace(metrics={**(output.metrics or {}), **scored})
+
+    def _score(self, examples: EvaluationSet[Any], predictions: Any, prefix: str) -> dict[str, float]:
+        """Returns the metrics of predictions, and keeps the answers for `intervals`."""
+        answers, scores = examples.decode(predictions), examples.score_in_training(predictions)
+        if examples is self.prepared.validation_set:
+            if self.decisions is not None:  # the stored thresholds were chosen on these examples
+                answers = self.decisions.fitted
+                scores = examples.score(answers)
+            self._scores[self.model_step] = scores
+        self._predicted[prefix] = examples, answers
+        scores = scores | self._compute_more_metrics(examples, predictions)
+        return {f"{prefix}_{name}": value for name, value in scores.items()}
 
     @property
     def intervals(self) -> dict[str, Interval]:
-        """95 % intervals of the metrics of the last evaluations and predictions, such as "eval_accuracy": low, high.
-
-        The intervals come from a bootstrap over the examples, see [`bootstrap`].
-        """
+        """95 % bootstrap intervals of the metrics of the last evaluations and predictions, such as "eval_accuracy"."""
         return {
             f"{prefix}_{name}": interval
             for prefix, (examples, answers) in self._predicted.items()
@@ -379,7 +372,7 @@ class FineTuningTrainer(RunTrainer):
         return examples
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
-        # No public method chooses the order of an evaluation.
+        # No public method chooses the order of an evaluation. Filled rows need random examples to have few sizes.
         if isinstance(self.data_collator, FillRows):
             self._order = np.random.default_rng(0).permutation(len(eval_dataset))  # type: ignore[arg-type]
         else:
@@ -394,10 +387,7 @@ class FineTuningTrainer(RunTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, None]:
-        """Extends Trainer's method: pads the logits of packed batches, and returns no labels.
-
-        The logits of padding in filled rows are dropped.
-        """
+        """Extends Trainer's method: pads the logits of packed batches, drops padding of rows, and returns no labels."""
         model = self.graphs.for_evaluation(model)
         loss, logits, _ = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         labels = inputs.get(self.output.counted_labels)
@@ -409,10 +399,8 @@ class FineTuningTrainer(RunTrainer):
         number = inputs.get("num_sequences")  # None: the row is not filled
         if logits is not None and self.output.per_token and "cu_seq_lens_q" in inputs:
             lengths = inputs["cu_seq_lens_q"].diff()[:number].tolist()
-            if isinstance(logits, tuple):
-                logits = tuple(_pad(part, lengths) for part in logits)
-            else:
-                logits = _pad(logits, lengths)
+            is_span = isinstance(logits, tuple)
+            logits = tuple(_pad(part, lengths) for part in logits) if is_span else _pad(logits, lengths)
         elif logits is not None and number is not None:
             logits = logits[: number // inputs.get("num_choices", 1)]
         return loss, logits, None
@@ -440,15 +428,8 @@ class FineTuningTrainer(RunTrainer):
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})
         if self._scored is not None and description == "Evaluation":  # not for `predict`
-            answers, scores = self._scored.decode(predictions), self._scored.score_in_training(predictions)
-            if self.decisions is not None and self._scored is self.prepared.validation_set:
-                answers = self.decisions.fitted  # the stored thresholds were chosen on these examples
-                scores = self._scored.score(answers)
-            more = self._compute_more_metrics(self._scored, predictions)
-            metrics.update({f"{prefix}_{name}": value for name, value in (scores | more).items()})
-            self._predicted[prefix] = self._scored, answers
+            metrics |= self._score(self._scored, predictions, prefix)
             if self._scored is self.prepared.validation_set:
-                self._scores[self.model_step] = scores
                 self._last_evaluation = self.model_step, output._replace(predictions=predictions, metrics=metrics)
         return output._replace(predictions=predictions, metrics=metrics)
 
@@ -469,7 +450,7 @@ class FineTuningTrainer(RunTrainer):
             self.write_card(output_dir)
 
     def collect_results(self, metrics: dict[str, dict[str, float]]) -> RunResults:
-        """Returns the content of `results.json`. In training, the settings include the steps done."""
+        """Returns the content of `results.json`. During training, the settings include the steps done."""
         in_progress = self.train_dataset is not None and not self._training
         training = {"step": float(self.state.global_step)} if in_progress else self._training
         results = collect_results(self.prepared, self.args, training, metrics, self.run_settings.changes)
