@@ -93,11 +93,7 @@ class RunTrainer(Trainer):
             super().__init__(*args, **kwargs)
         except (ValueError, RuntimeError, ImportError) as error:  # such as an argument or a missing reporter
             raise InputError(str(error)) from error
-        if self.args.save_on_each_node:
-            raise InputError(
-                "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
-                "Use an --output_dir that all machines share."
-            )
+        self.args.save_on_each_node = False  # machines share a folder or a bucket
         self.model_config: Any = getattr(self.model, "config", None)
         if self.args.torch_compile:
             compile_as_requested(self.model, self.args)

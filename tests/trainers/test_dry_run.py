@@ -5,6 +5,7 @@ import signal
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -94,10 +95,10 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys):
 def test_the_time_of_all_runs(monkeypatch, capsys):
     """Half a second a step, an evaluation of 100 seconds after every 300 steps, and a set of 50 seconds at the end."""
     validation, test = object(), object()
-    state = SimpleNamespace(max_steps=1000, eval_steps=300)
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(eval_strategy="steps"), train_dataset=[1], eval_dataset=validation, state=state
-    )
+    trainer = MagicMock(eval_dataset=validation)
+    trainer.args.eval_strategy = "steps"
+    trainer.state = SimpleNamespace(max_steps=1000, eval_steps=300)
+    monkeypatch.setattr(dry_run, "check_disk_space", lambda *_: None)
     monkeypatch.setattr(dry_run, "_time_steps", lambda _: 0.5)
     monkeypatch.setattr(dry_run, "_time_evaluation", lambda _, dataset: 100 if dataset is validation else 50)
     args = SimpleNamespace(output_dir="run", device=torch.device("cpu"))

@@ -297,7 +297,7 @@ class FineTuningTrainer(RunTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Extends Trainer's method: scores labeled rows, too. Features, with `input_ids`, get a loss and no metrics."""
+        """Extends Trainer's method: also scores labeled rows. Features, with `input_ids`, get only a loss."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
@@ -387,7 +387,7 @@ class FineTuningTrainer(RunTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, None]:
-        """Extends Trainer's method: pads the logits of packed batches, drops padding of rows, and returns no labels."""
+        """Extends Trainer's method: pads packed logits, drops the padding of rows, and returns no labels."""
         model = self.graphs.for_evaluation(model)
         loss, logits, _ = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         labels = inputs.get(self.output.counted_labels)
