@@ -41,8 +41,7 @@ def run_dry(
     args: Any,
     checkpoint: str | None,
     evaluation_sets: Sequence[Any],
-    runs: int | None = 1,
-    limit: float | None = None,
+    runs: int = 1,
 ) -> float:
     """Takes a few steps of each part of a run, prints the plan, and returns the expected seconds of all runs.
 
@@ -53,8 +52,7 @@ def run_dry(
         args: of the run.
         checkpoint: the folder to resume from.
         evaluation_sets: evaluated at the end. The trainer's own `eval_dataset` is also evaluated during training.
-        runs: number of such runs that are left. None: as many as fit into the `limit`.
-        limit: in seconds. The first run may take longer.
+        runs: number of such runs that are left.
     """
     done = 0 if checkpoint is None else step_of(Path(checkpoint))
     rows, training, evaluation, evaluations = {}, 0.0, 0.0, 0
@@ -83,10 +81,9 @@ def run_dry(
         f"about {format_duration(total)}: {format_duration(training)} for training, {format_duration(evaluation)} for "
         "evaluation"
     )
-    if runs != 1 or limit is not None:
-        all_runs = math.inf if runs is None else runs * total
-        total = min(all_runs, max(total, math.inf if limit is None else limit))
-        rows["runs"] = f"{runs or 'as many as fit'}, about {format_duration(total)} if all are as long as this one"
+    if runs != 1:
+        total *= runs
+        rows["runs"] = f"{runs}, about {format_duration(total)} if all are as long as this one"
     if PartialState().is_main_process:
         print(f"\ndry run: all checks passed. Nothing was trained, and {args.output_dir} is unchanged.\n")
         for name, text in rows.items():

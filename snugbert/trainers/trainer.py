@@ -57,7 +57,7 @@ from snugbert.trainers.run.run_settings import (
     read_state,
 )
 from snugbert.trainers.run.run_uploads import CheckpointUploads, HubUploads
-from snugbert.trainers.run.stopping import StopSignal, start_worker
+from snugbert.trainers.run.stopping import StopSignal, raise_if_interrupted, start_worker
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +179,15 @@ class RunTrainer(Trainer):
         best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
         settings = collect_training_settings(self.args, self.model_config, (*self.compared_names, *best))
         self.run_settings.compare(checkpoint, settings)
+
+    def train_and_save(self, checkpoint: str | None) -> dict[str, float]:
+        """Trains for a command, and saves the model, the metrics and the state. Returns the metrics."""
+        metrics = self.train(resume_from_checkpoint=checkpoint).metrics
+        raise_if_interrupted(self)
+        self.save_model(_internal_call=True)  # an external call would push before the card is written
+        self.save_metrics("train", metrics)
+        self.save_state()
+        return metrics
 
     @property
     def model_step(self) -> int:

@@ -449,6 +449,12 @@ class FineTuningTrainer(RunTrainer):
         if self._training and self.args.should_save and not _internal_call:
             self.write_card(output_dir)
 
+    def save_state(self) -> None:
+        """Extends the base class: adds what [`find_start`] compares if the run is finished."""
+        if self._training:
+            self.run_settings.command_settings |= compared_settings(self.prepared, self.args, finished=True)
+        super().save_state()
+
     def collect_results(self, metrics: dict[str, dict[str, float]]) -> RunResults:
         """Returns the content of `results.json`. During training, the settings include the steps done."""
         in_progress = self.train_dataset is not None and not self._training

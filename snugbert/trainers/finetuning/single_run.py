@@ -23,12 +23,10 @@ from snugbert.trainers.finetuning.distillation_trainer import DistillationTraine
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
-from snugbert.trainers.finetuning.run_records import compared_settings
 from snugbert.trainers.finetuning.settled_arguments import LOWER_IS_BETTER
 from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.run.folder import check_output_dir
 from snugbert.trainers.run.processes import raise_together
-from snugbert.trainers.run.stopping import raise_if_interrupted
 
 ADVICE = "Try longer training, another learning rate, more examples, or a larger pretrained checkpoint."
 ADVICE_WITHOUT_TRAINING = "Check that the checkpoint was fine-tuned for this task and for the same labels."
@@ -91,7 +89,7 @@ def fine_tune(
         return start.finished
     trainer.checks_output_dir = False
     if trains:
-        train(trainer, start.checkpoint)
+        trainer.train_and_save(start.checkpoint)
     scores = {each.name: evaluate(trainer, each) for each in prepared.evaluation_sets}
     results = _collect(trainer, scores)
     results["seconds"] = round(time.monotonic() - begin, 1)
@@ -148,16 +146,6 @@ def make_trainer(
     """Returns a trainer with a new model. With soft targets, the trainer distills."""
     trainer_class = FineTuningTrainer if prepared.soft_targets is None else DistillationTrainer
     return trainer_class(task=prepared, args=args, callbacks=callbacks)
-
-
-def train(trainer: FineTuningTrainer, checkpoint: str | None) -> None:
-    """Trains from `checkpoint` or from the start. Saves model, tokenizer, metrics, and settings for [`find_start`]."""
-    metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-    raise_if_interrupted(trainer)
-    trainer.save_model(_internal_call=True)  # an external call would push before the card is written
-    trainer.save_metrics("train", metrics)
-    trainer.run_settings.command_settings |= compared_settings(trainer.prepared, trainer.args, finished=True)
-    trainer.save_state()
 
 
 def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> SetScores:
@@ -232,15 +220,11 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
 
 
 def run_dry_fine_tuning(
-    prepared: PreparedTask,
-    args: FineTuningArguments,
-    checkpoint: str | None = None,
-    runs: int | None = 1,
-    limit: float | None = None,
+    prepared: PreparedTask, args: FineTuningArguments, checkpoint: str | None = None, runs: int = 1
 ) -> float:
     """Checks a run, and prints its plan, see [`run_dry`]. In a sweep, `args` are the first run's."""
     if runs == 0:
         logger.info("%s: everything is finished.", args.output_dir)
         return 0.0
     features = [each.features.inputs for each in prepared.evaluation_sets]
-    return run_dry({"training": functools.partial(make_trainer, prepared)}, args, checkpoint, features, runs, limit)
+    return run_dry({"training": functools.partial(make_trainer, prepared)}, args, checkpoint, features, runs)

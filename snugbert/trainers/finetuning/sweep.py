@@ -223,10 +223,8 @@ class Sweep:
     def run_dry(self, finished: list[FinishedRun]) -> float:
         """Measures the first run, and multiplies its time by the number of runs that are left. Returns the seconds."""
         first = self.plan_run(self._make_suggestions().ask(0) or {}, self.args.seed)
-        left = None if self.total is None else max(0, self.total - len(finished))
-        hours = self.search.hours
-        seconds = None if hours is None else 3600 * hours - sum(run.results["seconds"] for run in finished)
-        return run_dry_fine_tuning(self.prepared, first.args, None, left, seconds)
+        left = 1 if self.total is None else max(0, self.total - len(finished))
+        return run_dry_fine_tuning(self.prepared, first.args, None, left)
 
     def run_all(self) -> list[FinishedRun]:
         """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings."""

@@ -10,14 +10,12 @@ Shapes: B rows and L columns of a batch, T tokens, M masked tokens, V vocabulary
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import ModelOutput
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
@@ -35,27 +33,16 @@ from snugbert.trainers.pretraining.scores import get_mlm_logits
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class DistillationOutput(ModelOutput):
-    """Output of [`distill`]: its loss, the student's logits, and the parts of the loss, detached, for logging."""
-
-    loss: torch.Tensor | None = None  # 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`. *Shape:* ()
-    logits: torch.Tensor | None = None  # of the masked tokens. *Shape:* (M, V)
-    seq_relationship_logits: torch.Tensor | None = None  # None without pairs. *Shape:* (N, 2)
-    mlm_loss: torch.Tensor | None = None
-    nsp_loss: torch.Tensor | None = None
-    soft_loss: torch.Tensor | None = None
-    cos_loss: torch.Tensor | None = None
-
-
 def distill(
     student: torch.nn.Module,
     teacher: PreTrainedModel,
     inputs: Mapping[str, Any],
     denominators: Mapping[str, torch.Tensor],
     with_hidden_states: bool,
-) -> DistillationOutput:
-    """Runs both models on a batch and computes the loss of the student.
+) -> dict[str, torch.Tensor]:
+    """Runs both models on a batch. Returns the loss of the student, its logits, and the parts of the loss, detached.
+
+    The loss is 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`, if there are such parts.
 
     The `denominators` are counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch`
     (without padding) and, with sentence pairs, `num_sequences_in_batch`. To compare the last hidden states, which must
@@ -69,20 +56,14 @@ def distill(
     logits = get_mlm_logits(outputs)
     soft_loss = sum_soft_losses(logits, get_mlm_logits(taught)) / denominators["num_items_in_batch"].clamp(min=1)
     loss = LABEL_WEIGHT * outputs["loss"] + SOFT_WEIGHT * soft_loss
-    cos_loss = None
+    parts = {"soft_loss": soft_loss, "mlm_loss": outputs.get("mlm_loss", outputs["loss"])}
     if with_hidden_states:
         last = outputs["hidden_states"][-1], taught["hidden_states"][-1]
         cos_loss = sum_cosine_losses(*last, inputs.get("attention_mask")) / denominators["num_tokens_in_batch"]
+        parts["cos_loss"] = cos_loss
         loss = loss + COSINE_WEIGHT * cos_loss
-    return DistillationOutput(
-        loss=loss,
-        logits=logits,
-        seq_relationship_logits=outputs.get("seq_relationship_logits"),
-        mlm_loss=outputs.get("mlm_loss", outputs["loss"]).detach(),
-        nsp_loss=outputs.get("nsp_loss"),
-        soft_loss=soft_loss.detach(),
-        cos_loss=None if cos_loss is None else cos_loss.detach(),
-    )
+    pairs = {name: outputs[name] for name in ("seq_relationship_logits", "nsp_loss") if name in outputs}
+    return {"loss": loss, "logits": logits, **pairs, **{name: part.detach() for name, part in parts.items()}}
 
 
 def prepare_teacher(teacher: PreTrainedModel, config: SnugBertConfig, device: torch.device) -> None:

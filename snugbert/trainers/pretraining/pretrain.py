@@ -65,7 +65,6 @@ from snugbert.trainers.pretraining.scores import compute_baselines, detection_ba
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, lock_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
 from snugbert.trainers.run.run_settings import check_data_settings, check_run_settings
-from snugbert.trainers.run.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +112,6 @@ def pretrain(
             _show_examples(prepare_data().phases[0].dataset, collator, data_args.show)
             return
         stack.enter_context(lock_output_dir(training_args))  # creates the folder
-        if training_args.should_save:
-            for unfinished in epochs_dir.glob("*.unfinished"):  # tables of a killed run
-                unfinished.unlink(missing_ok=True)
         checkpoint = None
         if training_args.do_train:
             checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir)
@@ -345,11 +341,7 @@ def _run(
     args = trainer.args
     if args.do_train:
         trainer.checks_output_dir = False  # the folder was checked before the text was prepared
-        trained = trainer.train(resume_from_checkpoint=checkpoint).metrics
-        raise_if_interrupted(trainer)
-        trainer.save_model(_internal_call=True)  # an external call would push before the card is written
-        trainer.save_metrics("train", trained)
-        trainer.save_state()
+        trained = trainer.train_and_save(checkpoint)
     metrics, baselines = _evaluate(trainer, data)
     if args.local_process_index == 0:
         shutil.rmtree(epochs_dir, ignore_errors=True)
