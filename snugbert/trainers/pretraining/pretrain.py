@@ -22,7 +22,6 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.cli.parser import changed_flags, format_command
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
@@ -68,7 +67,8 @@ from snugbert.trainers.run.run_settings import check_data_settings, check_run_se
 
 logger = logging.getLogger(__name__)
 
-FINE_TUNING_FILES = {"train_file": "train.csv", "validation_file": "dev.csv"}  # in the suggested next command
+# What a run writes and prints. Only ELECTRA has a generator, and a short run has no plot.
+WRITTEN = {"model": "", "generator": GENERATOR_FOLDER, "plot": TRAINING_PLOT, "model card": "README.md"}
 
 
 def pretrain(
@@ -148,14 +148,15 @@ def pretrain(
             teacher=teacher,
         )
         if training_args.dry_run:
-            parts = {f"phase {n}": functools.partial(make_trainer, phases=[p]) for n, p in enumerate(data.phases, 1)}
-            if len(parts) < 2:
-                parts = {"training": functools.partial(make_trainer, phases=data.phases)}
+            parts = {"training": functools.partial(make_trainer, phases=data.phases)}
+            if len(data.phases) > 1:
+                each = [functools.partial(make_trainer, phases=[phase]) for phase in data.phases]
+                parts = {f"phase {number}": make for number, make in enumerate(each, start=1)}
             run_dry(parts, training_args, checkpoint, [] if validation is None else [validation])
             return
         trainer = make_trainer(args=training_args, phases=data.phases)
         trainer.base_model = model_args.model_name_or_path
-        _run(trainer, data, checkpoint, epochs_dir, changed_flags(model_args, ["cache_dir"]))
+        _run(trainer, data, checkpoint, epochs_dir)
 
 
 def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:
@@ -334,11 +335,9 @@ def _prepare_data(
     return data
 
 
-def _run(
-    trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epochs_dir: Path, hub_flags: dict[str, Any]
-) -> None:
-    """Trains, evaluates and reports. `hub_flags` belong to the suggested next command."""
-    args = trainer.args
+def _run(trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epochs_dir: Path) -> None:
+    """Trains, evaluates and reports."""
+    args, output_dir = trainer.args, Path(trainer.args.output_dir or "")
     if args.do_train:
         trainer.checks_output_dir = False  # the folder was checked before the text was prepared
         trained = trainer.train_and_save(checkpoint)
@@ -353,7 +352,9 @@ def _run(
             print(f"\nTrained {trainer.state.global_step:,} steps{after} {duration}.")
         if data.validation is not None:
             print(f"\n{format_comparison(metrics, baselines, PAIR_TASKS.get(data.validation.objective))}")
-        _print_files(Path(args.output_dir or ""), args.do_train, bool(metrics), hub_flags)
+        results = {"metrics": "eval_results.json"} if metrics else {}  # not of an earlier run
+        files = {name: output_dir / file for name, file in ((WRITTEN if args.do_train else {}) | results).items()}
+        print("", *(f"{name:<12}{file}" for name, file in files.items() if file.exists()), sep="\n")
     if args.do_train and args.push_to_hub:
         trainer.push_to_hub()
 
@@ -372,15 +373,3 @@ def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float
     metrics |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
     trainer.save_metrics("eval", metrics)
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines
-
-
-def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: dict[str, Any]) -> None:
-    files = {"model": "", "generator": GENERATOR_FOLDER, "plot": TRAINING_PLOT, "model card": "README.md"}
-    results = {"metrics": "eval_results.json"} if evaluated else {}  # not of an earlier run
-    print()
-    for name, file in ((files if trained else {}) | results).items():
-        if (output_dir / file).exists():  # only ELECTRA has a generator, and a short run has no plot
-            print(f"{name:<12}{output_dir / file}")
-    if trained:
-        flags = {"model_name_or_path": output_dir, **hub_flags, **FINE_TUNING_FILES, "output_dir": "classifier"}
-        print(f"\nNext, fine-tune the model on texts with labels:\n  {format_command('glue', flags)}")

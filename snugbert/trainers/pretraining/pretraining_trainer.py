@@ -140,12 +140,9 @@ class PretrainingTrainer(RunTrainer):
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.keep_column("mask_seed")
-        if (
-            getattr(self.data_collator.collate, "masking", "tokens") != "tokens"
-        ):  # stock collators cannot pad these columns
-            self.keep_column("continues_word")
-        if self._mask_rates is not None:
-            self.keep_column("mlm_probability")
+        self.keep_column("mlm_probability")
+        if getattr(self.data_collator.collate, "masking", "tokens") != "tokens":
+            self.keep_column("continues_word")  # stock collators cannot pad this column
         self.run_settings.data_settings = data_settings or {}
         self.run_settings.command_settings = command_settings or {}
         self.is_command = command_settings is not None
