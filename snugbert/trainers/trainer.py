@@ -25,7 +25,7 @@ from transformers.utils import CONFIG_NAME
 
 from snugbert.cli.device_arguments import apply_tf32
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.data.packed_batches import IgnorePadding, TokenBudgetDataset
+from snugbert.data.packed_batches import IgnorePadding
 from snugbert.errors import InputError
 from snugbert.files import explaining_failed_writes, read_json, write_atomically
 from snugbert.gpu.compilation import (
@@ -100,6 +100,8 @@ class RunTrainer(Trainer):
         self.graphs = RunGraphs(self)
         # In training, rows are filled up to a multiple of this number of tokens. 0: rows are not filled.
         self.pad_to_multiple_of = self._choose_multiple(self.train_dataset, self.args.train_batch_size)
+        if getattr(self.args, "pad_to_multiple_of", 0) and not self.pad_to_multiple_of:
+            logger.warning("--pad_to_multiple_of has no effect: rows of this run cannot be filled.")
         self.data_collator = IgnorePadding(self.data_collator)
         move_hub_token(self.args)
         self.checkpoints, self.run_settings, self.uploads = RunCheckpoints(), RunSettings(self.kind), HubUploads(self)
@@ -268,8 +270,6 @@ class RunTrainer(Trainer):
         """Returns the multiple (in tokens) to which rows of `dataset` are filled. 0: rows are not filled."""
         wanted = getattr(self.args, "pad_to_multiple_of", 0)
         by_default = wanted is None and self.args.uses_cuda and type(self.model) in OWN_MODELS  # type: ignore[attr-defined]
-        if wanted and not self._can_fill_rows():
-            logger.warning("--pad_to_multiple_of has no effect: rows of this run cannot be filled.")
         if not (wanted or by_default) or not self._can_fill_rows():
             return 0
         return wanted or self._suggest_multiple(dataset, batch_size)
@@ -286,10 +286,7 @@ class RunTrainer(Trainer):
     def _fill_rows(self, dataset: Any, batch_size: int, is_training: bool) -> Any:
         """Returns a data collator that fills rows of `dataset`. Evaluation has its own row sizes."""
         multiple = self.pad_to_multiple_of if is_training else self._choose_multiple(dataset, batch_size)
-        if not multiple:
-            return self.data_collator
-        has_budget = isinstance(dataset, TokenBudgetDataset)
-        return FillRows(self.data_collator, multiple, dataset.max_examples * batch_size if has_budget else None)
+        return FillRows(self.data_collator, multiple) if multiple else self.data_collator
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
 from snugbert.configuration_snugbert import get_windows
-from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
+from snugbert.data.packed_batches import count_tokens
 from snugbert.data.tables import load_rows
 from snugbert.errors import InputError
 from snugbert.families.loading import forget_decisions
@@ -251,8 +251,6 @@ class FineTuningTrainer(RunTrainer):
         return not (self.args.pad_to_max_length or has_windows) and super()._can_fill_rows()
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
-        if isinstance(dataset, TokenBudgetDataset):
-            return batch_size * dataset.max_tokens
         if dataset is self.train_dataset and self.args.train_sampling_strategy == "group_by_length":
             return 0  # rows of similar examples have many sizes
         has_tokens = has_length(dataset) and len(dataset) > 0 and "input_ids" in dataset[0]  # type: ignore[index]

@@ -11,8 +11,6 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from snugbert.reports.intervals import Interval
-from snugbert.reports.label_tables import LabelScores
 from snugbert.reports.plots import draw_learning_curve, draw_reliability, list_plots
 from snugbert.reports.results import RESULTS, RunResults, contains_model, read_results, write_results
 from snugbert.reports.score_tables import format_metric, set_title
@@ -32,15 +30,6 @@ ADVICE = "Try longer training, another learning rate, more examples, or a larger
 ADVICE_WITHOUT_TRAINING = "Check that the checkpoint was fine-tuned for this task and for the same labels."
 
 logger = logging.getLogger(__name__)
-
-
-class SetScores(NamedTuple):
-    """The scores of a set. Without labels, there are no metrics, and the loss is None."""
-
-    metrics: dict[str, float]  # with thresholds, validation metrics are cross-fitted
-    intervals: dict[str, Interval]
-    loss: float | None
-    labels: LabelScores | None  # the scores of each label if these are uneven
 
 
 class Start(NamedTuple):
@@ -90,13 +79,16 @@ def fine_tune(
     trainer.checks_output_dir = False
     if trains:
         trainer.train_and_save(start.checkpoint)
-    scores = {each.name: evaluate(trainer, each) for each in prepared.evaluation_sets}
-    results = _collect(trainer, scores)
+    results = trainer.collect_results({})
+    results["intervals"] = {}
+    for each in prepared.evaluation_sets:
+        evaluate(trainer, each, results)
+    results["shortfalls"] = describe_shortfalls(prepared, results["metrics"])
     results["seconds"] = round(time.monotonic() - begin, 1)
     output_dir = Path(str(args.output_dir))
     if trainer.is_world_process_zero() and (trains or not contains_model(output_dir)):
         if trains:
-            _draw_learning_curve(trainer, scores)
+            _draw_learning_curve(trainer, results)
             trainer.results = results
             trainer.write_card()
         write_results(output_dir, results)  # last: it marks the run as complete
@@ -129,17 +121,6 @@ def _check_finished_run(trainer: FineTuningTrainer) -> None:
         trainer.uploads.upload_output_dir()
 
 
-def _collect(trainer: FineTuningTrainer, scores: dict[str, SetScores]) -> RunResults:
-    """Returns the content of `results.json`."""
-    metrics = {name: each.metrics for name, each in scores.items()}
-    results = trainer.collect_results(metrics)
-    results["intervals"] = {name: each.intervals for name, each in scores.items()}
-    if uneven := {name: each.labels for name, each in scores.items() if each.labels is not None}:
-        results["labels"] = uneven
-    results["shortfalls"] = describe_shortfalls(trainer.prepared, metrics)
-    return results
-
-
 def make_trainer(
     prepared: PreparedTask, args: FineTuningArguments, callbacks: Sequence[TrainerCallback] = ()
 ) -> FineTuningTrainer:
@@ -148,8 +129,8 @@ def make_trainer(
     return trainer_class(task=prepared, args=args, callbacks=callbacks)
 
 
-def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> SetScores:
-    """Predicts, writes predictions and plots, and saves the metrics of the model and of the baseline.
+def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any], results: RunResults) -> None:
+    """Predicts, writes predictions and plots, and saves the metrics, which are also added to the `results`.
 
     If training ended with an evaluation of the same examples, its predictions are used.
     """
@@ -158,7 +139,10 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
     answers = evaluation_set.decode(output.predictions)  # type: ignore[arg-type]
     decisions = trainer.decisions if evaluation_set is trainer.prepared.validation_set else None
     scored = answers if decisions is None else decisions.fitted
-    metrics, intervals = evaluation_set.score(scored), evaluation_set.estimate_intervals(scored)
+    results["metrics"][name] = metrics = evaluation_set.score(scored)
+    results["intervals"][name] = evaluation_set.estimate_intervals(scored)
+    if (uneven := evaluation_set.score_labels(scored)) is not None:
+        results["labels"] = results.get("labels", {}) | {name: uneven}
     if trainer.is_world_process_zero():
         folder = Path(str(trainer.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
@@ -175,22 +159,17 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
             saved.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
         trainer.save_metrics(name, saved)
-    loss = (output.metrics or {}).get(f"{name}_loss")
-    return SetScores(metrics, intervals, loss, evaluation_set.score_labels(scored))
 
 
-def _draw_learning_curve(trainer: FineTuningTrainer, scores: dict[str, SetScores]) -> None:
-    """Draws `learning_curve.png`, with the loss and the main metric of the final model on the validation examples."""
+def _draw_learning_curve(trainer: FineTuningTrainer, results: RunResults) -> None:
+    """Draws `learning_curve.png`, with the main metric of the final model on the validation examples."""
     task, examples = trainer.prepared.task, trainer.prepared.validation_set
     chosen = trainer.args.metric_for_best_model
     metric = task.main_metric if chosen == "loss" else str(chosen)
     final: dict[str, float] = {}
     baseline = None
     if examples is not None:
-        validation = scores[examples.name]
-        values = {"loss": validation.loss, metric: validation.metrics.get(metric)}
-        final = {key: value for key, value in values.items() if value is not None}
-        final["step"] = trainer.model_step
+        final = {"step": trainer.model_step} | results["metrics"][examples.name]
         if examples.baseline is not None:
             baseline = examples.baseline.metrics.get(metric)
     file = Path(str(trainer.args.output_dir)) / "learning_curve.png"

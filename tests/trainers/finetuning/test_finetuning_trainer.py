@@ -256,10 +256,7 @@ def test_rows_are_filled_as_the_device_the_user_and_the_model_allow(tokenizer, t
         assert multiple(own(new_model(HEADS[0]).config), **args) == 0
         assert multiple(data=examples(HEADS[0], 45).to_iterable_dataset(), max_steps=1, **args) == 0
         args |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 9}
-        budget = snugbert.TokenBudgetDataset(examples(HEADS[0], 45), 100)
-        trainer = new_trainer(HEADS[0], tokenizer, tmp_path, budget, **args)
-        sizes = [(batch["input_ids"].shape, batch["labels"].shape) for batch in trainer.get_train_dataloader()]
-        assert len(sizes) > 2 and set(sizes) == {((1, 200), (2 * budget.max_examples + 7,))}
+        trainer = new_trainer(HEADS[0], tokenizer, tmp_path, **args)
         # The rows of an evaluation have a multiple of their own.
         fill = trainer.get_eval_dataloader(examples(HEADS[0], 45)).collate_fn
         assert expected * 3 / 4 <= fill.pad_to_multiple_of < expected * 3 / 4 + 4
