@@ -83,12 +83,6 @@ class RunTrainer(Trainer):
     _tr_loss: torch.Tensor
 
     def __init__(self, *args: Any, **kwargs: Any):
-        training_args: Any = kwargs.get("args", args[1] if len(args) > 1 else None)
-        if is_url(getattr(training_args, "output_dir", None) or ""):  # Trainer would make a local folder `s3:`
-            raise InputError(
-                f"output_dir: {hide_credentials(training_args.output_dir)} is a URL. Pass a local folder, or use the "
-                "command line."
-            )
         try:
             super().__init__(*args, **kwargs)
         except (ValueError, RuntimeError, ImportError) as error:  # such as an argument or a missing reporter
@@ -121,10 +115,13 @@ class RunTrainer(Trainer):
         return self.stop_signal.interrupted
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Extends Trainer's method: the arguments turn TF32 on or off, and accelerate does not compile the model.
+        """Extends Trainer's method, the first that its constructor calls: checks `output_dir`, and sets up the device.
 
         Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy.
         """
+        if is_url(self.args.output_dir or ""):  # Trainer would make a local folder `s3:`
+            place = hide_credentials(self.args.output_dir or "")
+            raise InputError(f"output_dir: {place} is a URL. Pass a local folder, or use the command line.")
         super().create_accelerator_and_postprocess()
         apply_tf32(self.args)
         if self.accelerator.ddp_handler is not None:

@@ -111,8 +111,6 @@ class FineTuningTrainer(RunTrainer):
         compute_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
         **kwargs: Any,
     ):
-        if task is None or (model is None and not isinstance(task, PreparedTask)):
-            raise InputError('model and task are missing. For example: model="bert-base-uncased", task=Tagging().')
         if not isinstance(args, FineTuningArguments) or not isinstance(task, PreparedTask):
             args = FineTuningArguments() if args is None else FineTuningArguments.adopt(args)
         first, *others = eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]

@@ -5,7 +5,6 @@ import functools
 import logging
 import shutil
 import tempfile
-import textwrap
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,8 +226,7 @@ def _choose_language(
 
 def _show_examples(dataset: Any, collator: SnugBertDataCollatorForPretraining, number: int) -> None:
     """Prints the first training examples with their masks, as the model sees them."""
-    legend = ELECTRA_LEGEND if collator.replacement_keys else LEGEND
-    print(f"\n{textwrap.fill(legend, shutil.get_terminal_size().columns)}")
+    print(f"\n{ELECTRA_LEGEND if collator.replacement_keys else LEGEND}")
     for index in range(min(number, len(dataset))):
         shown = dataset[index] | {"mlm_probability": collator.mask_rates[0]}
         print(f"\n{index + 1}. {collator.describe(shown, dataset.objective)}")
