@@ -192,6 +192,8 @@ class PretrainingTrainer(RunTrainer):
     def write_card(self) -> None:
         """Writes the model card into the output folder, with the metrics of [`report`]."""
         metrics, baselines = self._metrics
+        if not self.phases:  # nothing was trained
+            return
         if metrics is None:
             done = [line for line in self.state.log_history if line["step"] <= self.model_step]
             lines = [line for line in done if any(name.startswith("eval_") for name in line)]
