@@ -116,6 +116,7 @@ def pretrain(
             checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir)
         set_seed(training_args.seed)
         model = _load_model(model_args, data_args, config, tokenizer, teacher, layers)
+        logger.info("model: %s parameters", f"{model.num_parameters():,}")
         if training_args.do_train:
             _check_training(model, training_args)
         data = prepare_data()
@@ -262,23 +263,15 @@ def _load_model(
 ) -> PreTrainedModel:
     """Loads the model. A student starts from `layers` of the teacher. Other heads start from random weights."""
     if data_args.objective == "electra":
-        pair = load_pair(model_args, config, tokenizer, data_args.generator_size)
-        logger.info(
-            "model: %s parameters (discriminator: %s, generator: %s, embeddings are shared)",
-            *(f"{each.num_parameters():,}" for each in (pair, pair.discriminator, pair.generator)),
-        )
-        return pair
+        return load_pair(model_args, config, tokenizer, data_args.generator_size)
     config.architectures = []  # an ELECTRA class would select ELECTRA's head
     auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
     if teacher is not None and layers is not None:
         logger.info("student: layers %s of the teacher's %d", layers, teacher.config.num_hidden_layers)
         config = copy.deepcopy(config)
         config.num_hidden_layers = teacher.config.num_hidden_layers
-        model = make_student(load_model(auto_class, model_args.as_teacher(), config), layers)
-    else:
-        model = load_model(auto_class, model_args, config)
-    logger.info("model: %s parameters", f"{model.num_parameters():,}")
-    return model
+        return make_student(load_model(auto_class, model_args.as_teacher(), config), layers)
+    return load_model(auto_class, model_args, config)
 
 
 def _check_training(model: PreTrainedModel, training_args: PretrainingArguments) -> None:
