@@ -82,17 +82,6 @@ class PretrainingTrainer(RunTrainer):
     - The output folder gets the log, `metrics.jsonl`, its plot, `training.png`, and the model card, `README.md`. A
       folder with another run is refused, unless `overwrite_output_dir` is set.
 
-    Example:
-
-        trainer = snugbert.PretrainingTrainer(
-            model=model,
-            args=snugbert.PretrainingArguments(output_dir="pretrained", max_steps=100),
-            train_dataset=snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128),
-            data_collator=snugbert.SnugBertDataCollatorForPretraining(tokenizer),
-            processing_class=tokenizer,
-        )
-        trainer.train()
-
     Args:
         args: training arguments, as in [`FineTuningTrainer`].
         train_dataset: the features of an epoch: a list, a torch `Dataset` with a length, or a `datasets.Dataset`.
