@@ -78,6 +78,7 @@ class RunTrainer(Trainer):
     passes_to_repay_compiling = COMPILE_PASSES  # see [`Compilation`]
     _best_step: int | None = None  # step of the best model, after it was loaded at the end
     model: Any
+    data_collator: Any
     lr_scheduler: Any
     push_in_progress: Any
     _tr_loss: torch.Tensor

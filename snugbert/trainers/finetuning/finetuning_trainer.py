@@ -118,7 +118,7 @@ class FineTuningTrainer(RunTrainer):
         if not isinstance(task, PreparedTask):
             sources = name_sources(train_dataset=train_dataset, eval_dataset=first[1])
             model_args = name_model(model, processing_class)  # type: ignore[arg-type]
-            task = prepare_task(task, model_args, sources)
+            task = prepare_task(task, model_args, sources)  # type: ignore[arg-type]
         if args.sweeps:
             raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
         settle_arguments(task, args)
@@ -395,8 +395,10 @@ class FineTuningTrainer(RunTrainer):
         number = inputs.get("num_sequences")  # None: the row is not filled
         if logits is not None and self.output.per_token and "cu_seq_lens_q" in inputs:
             lengths = inputs["cu_seq_lens_q"].diff()[:number].tolist()
-            is_span = isinstance(logits, tuple)
-            logits = tuple(_pad(part, lengths) for part in logits) if is_span else _pad(logits, lengths)
+            if isinstance(logits, tuple):
+                logits = tuple(_pad(part, lengths) for part in logits)
+            else:
+                logits = _pad(logits, lengths)
         elif logits is not None and number is not None:
             logits = logits[: number // inputs.get("num_choices", 1)]
         return loss, logits, None

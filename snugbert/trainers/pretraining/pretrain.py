@@ -181,7 +181,7 @@ def _adapt_config(
 ) -> list[int] | None:
     """Adapts a configuration to the arguments, and checks it. Returns the teacher's layers that a student keeps."""
     layers = None
-    configs = {str(model_args.model_name_or_path or model_args.config_name): config}
+    configs: dict[str, Any] = {str(model_args.model_name_or_path or model_args.config_name): config}
     if data_args.objective == "electra" and model_args.model_name_or_path is None:
         given = model_args.config_overrides or ""
         config.update({name: value for name, value in ELECTRA_HEADS.items() if f"{name}=" not in given})

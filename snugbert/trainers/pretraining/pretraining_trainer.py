@@ -102,6 +102,8 @@ class PretrainingTrainer(RunTrainer):
     kind = "pretraining"
     checks_output_dir = True
     args: PretrainingArguments
+    # The metrics on the validation text, and of trivial predictions. None: the last evaluation in the log.
+    _metrics: tuple[Mapping[str, float] | None, Mapping[str, float]]
     passes_to_repay_compiling = 0  # compiles runs of any length
 
     def __init__(
@@ -207,8 +209,7 @@ class PretrainingTrainer(RunTrainer):
 
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
-        # The metrics on the validation text, and of trivial predictions. None: the last evaluation in the log.
-        self._metrics: tuple[Mapping[str, float] | None, Mapping[str, float]] = None, {}
+        self._metrics = None, {}
         self.training_log = TrainingLog(self.args.device, self.is_world_process_zero(), self.accelerator.reduce)
         self.training_log.has_teacher = self.teacher is not None
         callbacks: Any = state.stateful_callbacks or {}
@@ -323,7 +324,7 @@ class PretrainingTrainer(RunTrainer):
     @property
     def _mask_rates(self) -> tuple[float, float] | None:
         """The first and the last share of tokens to mask. None: the share does not change."""
-        first, last = getattr(self.data_collator.collate, "mask_rates", (0, 0))  # type: ignore[attr-defined]
+        first, last = getattr(self.data_collator.collate, "mask_rates", (0, 0))
         return None if first == last else (first, last)
 
     def get_batch_samples(
@@ -367,7 +368,7 @@ class PretrainingTrainer(RunTrainer):
             # Only the log reads the logits, unless the caller wants the outputs.
             detaches = not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM)
             options = {"detach_logits": True} if detaches else {}
-            outputs: ModelOutput = model(**inputs, **denominators, **options)
+            outputs: Any = model(**inputs, **denominators, **options)
         else:
             same_size = self.teacher.config.hidden_size == self.model_config.hidden_size
             with self.accelerator.autocast():  # for the teacher
