@@ -52,7 +52,7 @@ def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, arg
     if args.sweeps:
         return run_sweep(prepared, args)
     if args.dry_run:
-        return run_dry_fine_tuning(prepared, args, start.checkpoint, runs=0 if start.finished else 1)
+        return run_dry_fine_tuning(prepared, args, start.checkpoint, number=0 if start.finished else 1)
     results = fine_tune(prepared, args, start=start)
     if args.should_save:
         print(f"\n{format_summary(prepared.facts, results, Path(str(args.output_dir)))}", flush=True)

@@ -199,11 +199,11 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
 
 
 def run_dry_fine_tuning(
-    prepared: PreparedTask, args: FineTuningArguments, checkpoint: str | None = None, runs: int = 1
+    prepared: PreparedTask, args: FineTuningArguments, checkpoint: str | None = None, number: int = 1
 ) -> float:
-    """Checks a run, and prints its plan, see [`run_dry`]. In a sweep, `args` are the first run's."""
-    if runs == 0:
+    """Checks a run, and prints its plan, see [`run_dry`]. In a sweep, `args` are the first run's, and `number` runs are left."""
+    if number == 0:
         logger.info("%s: everything is finished.", args.output_dir)
         return 0.0
     features = [each.features.inputs for each in prepared.evaluation_sets]
-    return run_dry({"training": functools.partial(make_trainer, prepared)}, args, checkpoint, features, runs)
+    return run_dry({"training": functools.partial(make_trainer, prepared)}, args, checkpoint, features, number)
