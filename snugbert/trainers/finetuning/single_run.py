@@ -201,7 +201,7 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
 def run_dry_fine_tuning(
     prepared: PreparedTask, args: FineTuningArguments, checkpoint: str | None = None, number: int = 1
 ) -> float:
-    """Checks a run, and prints its plan, see [`run_dry`]. In a sweep, `args` are the first run's, and `number` runs are left."""
+    """Checks a run, and prints its plan, see [`run_dry`]. A sweep passes its first run, and how many are left."""
     if number == 0:
         logger.info("%s: everything is finished.", args.output_dir)
         return 0.0

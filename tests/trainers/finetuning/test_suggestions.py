@@ -146,7 +146,7 @@ def count_left(monkeypatch):
     """A function that returns the number of runs that a dry run of a search counts."""
     counted = []
     monkeypatch.setattr(
-        sweep, "run_dry_fine_tuning", lambda prepared, first, checkpoint, number, seconds: counted.append(number)
+        sweep, "run_dry_fine_tuning", lambda prepared, first, checkpoint, number: counted.append(number)
     )
 
     def call(folder, **content) -> int | None:
