@@ -1,25 +1,31 @@
-"""`--dry_run`: takes a few steps of a run, and prints what the whole run will do, need and take.
+"""`--dry_run`: takes a few real steps of a run in memory, and prints what the whole run will take.
 
-These are real steps of the run, on its own examples. Only caches are written, and the run will use them.
+The steps use the run's own examples. Only caches are written, and the run will use them.
 """
 
 import copy
+import functools
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
+from torch.utils.data import Subset
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from snugbert.errors import RunStopped, format_count
 from snugbert.progress import format_bytes, format_duration
+from snugbert.trainers.run.checkpoints import step_of
+from snugbert.trainers.run.folder import check_disk_space
 from snugbert.trainers.run.log import LogLines, count_warmup
 from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.trainer import RunTrainer
@@ -29,31 +35,60 @@ LONGEST_SECONDS = 30.0  # of timed steps
 FEWEST_STEPS = 2  # timed, even if they take longer
 EVALUATED_BATCHES = 8  # timed, of each evaluation set
 
-_printed = 0.0  # when the last plan of this process was printed; 0: never
 
+def run_dry(
+    parts: Mapping[str, Callable[..., RunTrainer]],
+    args: Any,
+    checkpoint: str | None,
+    evaluation_sets: Sequence[Any],
+    runs: int = 1,
+) -> float:
+    """Takes a few steps of each part of a run, prints the plan, and returns the expected seconds of all runs.
 
-class Stopwatch(TrainerCallback):
-    """Times the steps after the warmup, and ends training after `TIMED_STEPS`, or after `LONGEST_SECONDS`."""
+    Every process must call this. The time to start and to read the data is not included.
 
-    def __init__(self, warmup: int):
-        self.warmup = warmup  # number of steps that are not timed
-        self.seconds: list[float] = []  # of each timed step
-        self._last = 0.0
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step."""
-        self._last = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each step."""
-        if args.device.type != "cpu":
-            torch.accelerator.synchronize(args.device)
-        last, self._last = self._last, time.perf_counter()
-        if state.global_step > min(self.warmup, state.max_steps - 1):
-            self.seconds.append(self._last - last)
-        is_done = len(self.seconds) >= TIMED_STEPS
-        is_done |= len(self.seconds) >= FEWEST_STEPS and sum(self.seconds) > LONGEST_SECONDS
-        (control.should_training_stop,) = broadcast_object_list([is_done])  # processes have different clocks
+    Args:
+        parts: make the trainers of consecutive steps from training arguments.
+        args: of the run.
+        checkpoint: the folder to resume from.
+        evaluation_sets: evaluated at the end. The trainer's own `eval_dataset` is also evaluated during training.
+        runs: number of such runs that are left.
+    """
+    done = 0 if checkpoint is None else step_of(Path(checkpoint))
+    rows, training, evaluation, evaluations = {}, 0.0, 0.0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name, make_trainer in parts.items():
+            trainer = make_trainer(args=as_dry_run(args, f"{folder}/{name}"))
+            if trainer.train_dataset is None:
+                continue
+            check_disk_space(args, trainer.model.parameters())
+            trainer.compare_settings(checkpoint)
+            strategy = trainer.args.eval_strategy
+            seconds, state = _time_steps(trainer), trainer.state
+            left, done = max(state.max_steps - done, 0), max(done - state.max_steps, 0)
+            training += left * seconds
+            if strategy != "no":
+                by_steps = strategy == "steps"
+                evaluations += math.ceil(left / state.eval_steps) if by_steps else state.num_train_epochs
+            rest = f", {left:,} left after {checkpoint}" if checkpoint else ""
+            rows[name] = f"{format_count(state.max_steps, 'step')}{rest}, {seconds:.3g} s each"
+        for dataset in evaluation_sets:
+            times = max(evaluations, 1) if dataset is trainer.eval_dataset else 1
+            evaluation += times * _time_evaluation(trainer, dataset)
+    rows["memory"] = _describe_peak(args.device)
+    total = training + evaluation
+    rows["time"] = (
+        f"about {format_duration(total)}: {format_duration(training)} for training, {format_duration(evaluation)} for "
+        "evaluation"
+    )
+    if runs != 1:
+        total *= runs
+        rows["runs"] = f"{runs}, about {format_duration(total)} if all are as long as this one"
+    if PartialState().is_main_process:
+        print(f"\ndry run: all checks passed. Nothing was trained, and {args.output_dir} is unchanged.\n")
+        for name, text in rows.items():
+            print(f"{name:<12}{text}", flush=True)
+    return total
 
 
 def as_dry_run(args: Any, folder: str) -> Any:
@@ -72,8 +107,31 @@ def shared_folder() -> Iterator[Path]:
         wait_for_all()
 
 
-def time_steps(trainer: RunTrainer) -> Stopwatch:
-    """Trains for a few steps, and times them. A run of one step is timed with its warmup. Every process calls this."""
+class Stopwatch(TrainerCallback):
+    """Times the steps after the warmup, and ends training after `TIMED_STEPS`, or after `LONGEST_SECONDS`."""
+
+    def __init__(self, warmup: int):
+        self.warmup = warmup  # number of steps that are not timed
+        self.seconds: list[float] = []  # of each timed step
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step."""
+        self._last = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each step."""
+        if args.device.type != "cpu":
+            torch.accelerator.synchronize(args.device)
+        last, self._last = self._last, time.perf_counter()
+        if state.global_step > min(self.warmup, state.max_steps - 1):
+            self.seconds.append(self._last - last)
+        is_done = len(self.seconds) >= TIMED_STEPS
+        is_done |= len(self.seconds) >= FEWEST_STEPS and sum(self.seconds) > LONGEST_SECONDS
+        (control.should_training_stop,) = broadcast_object_list([is_done])  # processes have different clocks
+
+
+def _time_steps(trainer: RunTrainer) -> float:
+    """Trains for a few steps. Returns the seconds of a step."""
     for kind in ("logging", "eval", "save"):
         setattr(trainer.args, f"{kind}_strategy", "no")
     watch = Stopwatch(count_warmup(trainer.args))
@@ -85,57 +143,23 @@ def time_steps(trainer: RunTrainer) -> Stopwatch:
     if trainer.interrupted:
         wait_for_all()
         raise RunStopped(trainer.interrupted)
-    trainer.remove_callback(watch)
-    return watch
+    return mean(watch.seconds)
 
 
-def describe_steps(args: Any, steps: int) -> dict[str, str]:
-    """Describes learning rate and memory of a run, after a few of its steps. Every process must call this."""
-    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    warmup = format_count(args.get_warmup_steps(steps), "warmup step")
-    return {
-        "learning rate": f"{args.learning_rate:.1e}, {schedule}, {warmup}",
-        "memory": describe_peak(args.device),
-    }
+def _time_evaluation(trainer: RunTrainer, dataset: Any) -> float:
+    """Returns the seconds of an evaluation, estimated from a sample."""
+    number = min(len(dataset), EVALUATED_BATCHES * trainer.args.eval_batch_size * trainer.args.world_size)
+    places = np.linspace(0, len(dataset) - 1, number).round().astype(int).tolist()
+    select = getattr(dataset, "select", functools.partial(Subset, dataset))
+    begin = time.perf_counter()
+    trainer.predict(select(places))
+    return (time.perf_counter() - begin) * len(dataset) / number
 
 
-def as_steps(interval: float, steps: int) -> int:
-    """Returns an interval of the arguments in steps. An interval below 1 is a share of all `steps`."""
-    return math.ceil(interval * steps) if interval < 1 else int(interval)
-
-
-def describe_peak(device: torch.device) -> str:
+def _describe_peak(device: torch.device) -> str:
     """Describes the most memory that a process used so far. Every process must call this."""
     ram = psutil.Process().memory_info().rss
     gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    peaks = gather_object([(ram, gpu)])
-    ram, gpu = (max(column) for column in zip(*peaks, strict=True))
-    each = f" in each of {len(peaks)} processes" if len(peaks) > 1 else ""
+    ram, gpu = (max(column) for column in zip(*gather_object([(ram, gpu)]), strict=True))
     on_gpu = f"{format_bytes(gpu)} on the GPU and " if gpu else ""
-    return f"{on_gpu}at least {format_bytes(ram)} of RAM{each} (measured)"
-
-
-def seconds_since_start() -> float:
-    """Returns the seconds since this process started, or since its last plan: the time before a run's first step."""
-    return time.time() - (_printed or psutil.Process().create_time())
-
-
-def describe_seconds(start: float, training: float, evaluation: float, watches: Sequence[Stopwatch]) -> str:
-    """Describes the time of a run: the total, and its parts."""
-    timed = sum(len(watch.seconds) for watch in watches)
-    parts = [f"{format_duration(start)} to start"]
-    if timed:
-        parts.append(f"{format_duration(training)} for training (estimated from {timed} steps)")
-    parts += [f"{format_duration(evaluation)} for evaluation"] if evaluation else []
-    return f"about {format_duration(start + training + evaluation)}: {', '.join(parts)}"
-
-
-def print_plan(output_dir: str, rows: Mapping[str, str]) -> None:
-    """Prints the plan of a run in the main process, a line for each of its parts."""
-    global _printed
-    _printed = time.time()
-    if not PartialState().is_main_process:
-        return
-    print(f"\ndry run: all checks passed. Nothing was trained, and {output_dir} is unchanged.\n")
-    for name, text in rows.items():
-        print(f"{name:<17}{text}", flush=True)
+    return f"{on_gpu}at least {format_bytes(ram)} of RAM in each process"

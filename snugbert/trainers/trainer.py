@@ -1,7 +1,6 @@
 """The base of pretraining and fine-tuning: a Trainer that can be killed, stopped and resumed at any time.
 
-[`RunTrainer`] delegates checkpoints, settings, uploads, stopping and CUDA graphs to one object each. The first four
-objects are also callbacks of Trainer.
+[`RunTrainer`] delegates checkpoints, settings, uploads, stopping and CUDA graphs to one object each.
 """
 
 import functools
@@ -21,12 +20,12 @@ from torch._dynamo.exc import TorchDynamoException
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import nested_gather
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from transformers.utils import CONFIG_NAME
 
 from snugbert.cli.device_arguments import apply_tf32
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.data.packed_batches import IgnorePadding, TokenBudgetDataset
+from snugbert.data.packed_batches import IgnorePadding
 from snugbert.errors import InputError
 from snugbert.files import explaining_failed_writes, read_json, write_atomically
 from snugbert.gpu.compilation import (
@@ -47,7 +46,7 @@ from snugbert.trainers.run.checkpoints import (
     resuming_from,
     step_of,
 )
-from snugbert.trainers.run.folder import find_checkpoint, lock_output_dir
+from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, wait_for_all
 from snugbert.trainers.run.run_settings import (
@@ -58,7 +57,7 @@ from snugbert.trainers.run.run_settings import (
     read_state,
 )
 from snugbert.trainers.run.run_uploads import CheckpointUploads, HubUploads
-from snugbert.trainers.run.stopping import StopSignal, start_worker
+from snugbert.trainers.run.stopping import StopSignal, raise_if_interrupted, start_worker
 
 logger = logging.getLogger(__name__)
 
@@ -66,44 +65,38 @@ logger = logging.getLogger(__name__)
 class RunTrainer(Trainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
-    - A checkpoint is complete or absent, even if the run is killed, see [`RunCheckpoints`]. `save_total_limit` counts
-      and removes only folders named `checkpoint-<step>`, up to the current step.
+    - A checkpoint is complete or absent, even if the run is killed, see [`RunCheckpoints`].
     - A run resumes with its original settings, see [`RunSettings`]. Only the number of steps may change.
     - It can be stopped at any time, and stops if the loss or the gradient norm is not finite, see [`StopSignal`].
     - `hub_token` moves to the environment, and `training_args.bin` is not written.
     - Labels at padding are ignored, as in the models.
     """
 
-    # Writes a model card with the current metrics into the output folder. None: Trainer writes its card.
-    write_card: Callable[[], None] | None = None
     kind = "training"  # what checkpoints contain, see [`RunSettings`]
     compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
+    checks_output_dir = False  # whether the next call of `train` refuses an output folder with another run
     passes_to_repay_compiling = COMPILE_PASSES  # see [`Compilation`]
     _best_step: int | None = None  # step of the best model, after it was loaded at the end
     model: Any
+    data_collator: Any
     lr_scheduler: Any
     push_in_progress: Any
     _tr_loss: torch.Tensor
 
     def __init__(self, *args: Any, **kwargs: Any):
-        training_args: Any = kwargs.get("args", args[1] if len(args) > 1 else None)
-        if is_url(getattr(training_args, "output_dir", None) or ""):  # Trainer would make a local folder `s3:`
-            raise InputError(
-                f"output_dir: {hide_credentials(training_args.output_dir)} is a URL. Pass a local folder, or use the "
-                "command line."
-            )
-        super().__init__(*args, **kwargs)
-        if self.args.save_on_each_node:
-            raise InputError(
-                "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
-                "Use an --output_dir that all machines share."
-            )
+        try:
+            super().__init__(*args, **kwargs)
+        except (ValueError, RuntimeError, ImportError) as error:  # such as an argument or a missing reporter
+            raise InputError(str(error)) from error
+        self.args.save_on_each_node = False  # machines share a folder or a bucket
         self.model_config: Any = getattr(self.model, "config", None)
         if self.args.torch_compile:
             compile_as_requested(self.model, self.args)
         self.graphs = RunGraphs(self)
         # In training, rows are filled up to a multiple of this number of tokens. 0: rows are not filled.
         self.pad_to_multiple_of = self._choose_multiple(self.train_dataset, self.args.train_batch_size)
+        if getattr(self.args, "pad_to_multiple_of", 0) and not self.pad_to_multiple_of:
+            logger.warning("--pad_to_multiple_of has no effect: rows of this run cannot be filled.")
         self.data_collator = IgnorePadding(self.data_collator)
         move_hub_token(self.args)
         self.checkpoints, self.run_settings, self.uploads = RunCheckpoints(), RunSettings(self.kind), HubUploads(self)
@@ -123,10 +116,13 @@ class RunTrainer(Trainer):
         return self.stop_signal.interrupted
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Extends Trainer's method: the arguments turn TF32 on or off, and accelerate does not compile the model.
+        """Extends Trainer's method, the first that its constructor calls: checks `output_dir`, and sets up the device.
 
         Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy.
         """
+        if is_url(self.args.output_dir or ""):  # Trainer would make a local folder `s3:`
+            place = hide_credentials(self.args.output_dir or "")
+            raise InputError(f"output_dir: {place} is a URL. Pass a local folder, or use the command line.")
         super().create_accelerator_and_postprocess()
         apply_tf32(self.args)
         if self.accelerator.ddp_handler is not None:
@@ -144,6 +140,9 @@ class RunTrainer(Trainer):
     ) -> TrainOutput:
         """Extends Trainer's method: locks the output folder, verifies the checkpoint, and stops on a signal."""
         check_weights(self.model)
+        if self.checks_output_dir and not resume_from_checkpoint:
+            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
+        self.checks_output_dir = False  # from now on, the folder contains this run
         self._best_step = None
         self.graphs.restart()
         # These come last: an upload contains what other callbacks wrote, and a signal may cancel what they requested.
@@ -159,12 +158,10 @@ class RunTrainer(Trainer):
             wait_for_all()  # the first process counts which tokens the examples contain
             self.compare_settings(checkpoint)
             self.reports.begin(state)
-            self._log_rows()
+            if self.pad_to_multiple_of:
+                logger.info("rows are filled up to a multiple of %d tokens", self.pad_to_multiple_of)
             limit = self.args.save_total_limit
             self.checkpoints.limit = max(limit or 0, 0)
-            if self.args.save_strategy != SaveStrategy.NO:
-                kept = self.checkpoints.limit or "all"
-                logger.info("checkpoints kept during training: %s (--save_total_limit)", kept)
             # Trainer would also remove other folders that begin with "checkpoint-".
             self.args.save_total_limit = None
             try:
@@ -182,6 +179,15 @@ class RunTrainer(Trainer):
         best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
         settings = collect_training_settings(self.args, self.model_config, (*self.compared_names, *best))
         self.run_settings.compare(checkpoint, settings)
+
+    def train_and_save(self, checkpoint: str | None) -> dict[str, float]:
+        """Trains for a command, and saves the model, the metrics and the state. Returns the metrics."""
+        metrics = self.train(resume_from_checkpoint=checkpoint).metrics
+        raise_if_interrupted(self)
+        self.save_model(_internal_call=True)  # an external call would push before the card is written
+        self.save_metrics("train", metrics)
+        self.save_state()
+        return metrics
 
     @property
     def model_step(self) -> int:
@@ -223,22 +229,15 @@ class RunTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Extends Trainer's method: an invalid option raises an [`InputError`]."""
-        optim, options = getattr(self.args.optim, "value", self.args.optim), self.args.optim_args
-        with _naming(f"--optim {optim}" + (f" --optim_args {options}" if options else "")):
-            return self._make_optimizer(model)
-
-    def _make_optimizer(self, model: Any) -> torch.optim.Optimizer:
-        return super().create_optimizer(model)
+        with naming_flags(self.args, "optim", "optim_args"):
+            return super().create_optimizer(model)
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """Extends Trainer's method: an invalid option raises an [`InputError`]."""
-        with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
-            return self._make_scheduler(num_training_steps, optimizer)
-
-    def _make_scheduler(self, num_training_steps: int, optimizer: Any) -> torch.optim.lr_scheduler.LRScheduler:
-        return super().create_scheduler(num_training_steps, optimizer)
+        with naming_flags(self.args, "lr_scheduler_kwargs"):
+            return super().create_scheduler(num_training_steps, optimizer)
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -269,17 +268,14 @@ class RunTrainer(Trainer):
         """Returns the multiple (in tokens) to which rows of `dataset` are filled. 0: rows are not filled."""
         wanted = getattr(self.args, "pad_to_multiple_of", 0)
         by_default = wanted is None and self.args.uses_cuda and type(self.model) in OWN_MODELS  # type: ignore[attr-defined]
-        if not (wanted or by_default) or self._explain_unfilled_rows() is not None:
+        if not (wanted or by_default) or not self._can_fill_rows():
             return 0
         return wanted or self._suggest_multiple(dataset, batch_size)
 
-    def _explain_unfilled_rows(self) -> str | None:
-        """Returns why rows cannot be filled. None if rows can be filled."""
-        if not isinstance(self.model_config, SnugBertConfig):
-            return "the model is not a SnugBERT model"
-        if pads_in_attention(self.model_config, self.args.device):
-            return "on a GPU, attention pads the sequences"
-        return None
+    def _can_fill_rows(self) -> bool:
+        """Whether losses do not depend on the padding of a row, and attention does not pad the sequences again."""
+        is_own = isinstance(self.model_config, SnugBertConfig)
+        return is_own and not pads_in_attention(self.model_config, self.args.device)
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
         """Returns a default for `pad_to_multiple_of` in rows of `batch_size` examples of `dataset`. 0: unknown."""
@@ -288,16 +284,7 @@ class RunTrainer(Trainer):
     def _fill_rows(self, dataset: Any, batch_size: int, is_training: bool) -> Any:
         """Returns a data collator that fills rows of `dataset`. Evaluation has its own row sizes."""
         multiple = self.pad_to_multiple_of if is_training else self._choose_multiple(dataset, batch_size)
-        if not multiple:
-            return self.data_collator
-        has_budget = isinstance(dataset, TokenBudgetDataset)
-        return FillRows(self.data_collator, multiple, dataset.max_examples * batch_size if has_budget else None)
-
-    def _log_rows(self) -> None:
-        if self.pad_to_multiple_of:
-            logger.info("rows are filled up to a multiple of %d tokens", self.pad_to_multiple_of)
-        elif getattr(self.args, "pad_to_multiple_of", 0):
-            logger.warning("--pad_to_multiple_of has no effect: %s.", self._explain_unfilled_rows())
+        return FillRows(self.data_collator, multiple) if multiple else self.data_collator
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
@@ -380,10 +367,14 @@ class RunTrainer(Trainer):
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 
+    def write_card(self) -> None:
+        """Writes a model card with the current metrics into the output folder. Here, it is Trainer's."""
+        super().create_model_card()
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Writes Trainer's card, unless the command writes the card itself."""
-        if self.write_card is None:
-            super().create_model_card(*args, **kwargs)
+        """Writes the card of [`write_card`]. Trainer's arguments are ignored."""
+        if self.args.should_save:
+            self.write_card()
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Uploads fewer files than Trainer, see [`HubUploads.push`]."""
@@ -402,11 +393,13 @@ def check_weights(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def _naming(flags: str) -> Iterator[None]:
-    """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names the flags."""
+def naming_flags(args: Any, *names: str) -> Iterator[None]:
+    """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names their flags."""
     try:
         yield
     except InputError:
         raise
     except (TypeError, ValueError, AttributeError, ImportError) as error:
-        raise InputError(f"{flags}: {error}") from error
+        given = {name: getattr(args, name) for name in names}
+        flags = [f"--{name} {getattr(value, 'value', value)}" for name, value in given.items() if value]
+        raise InputError(f"{' '.join(flags)}: {error}") from error

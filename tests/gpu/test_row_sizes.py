@@ -30,14 +30,10 @@ def test_multiples():
 
 def test_pretraining_fills_rows_on_cuda_or_on_request(tmp_path, monkeypatch, caplog):
     assert make_trainer(tmp_path).pad_to_multiple_of == 0
-    for options, reason in (
-        ({"electra": True}, "ELECTRA's generator has a random number for each labeled token"),
-        ({"teacher": make_teacher()}, "the losses of a teacher include all tokens"),
-    ):
-        trainer = make_trainer(tmp_path, max_steps=1, save_strategy="no", pad_to_multiple_of=64, **options)
-        trainer.train()
-        assert trainer.pad_to_multiple_of == 0
-        assert f"--pad_to_multiple_of has no effect: {reason}." in caplog.text
+    for options in ({"electra": True}, {"teacher": make_teacher()}):
+        caplog.clear()
+        assert make_trainer(tmp_path, pad_to_multiple_of=64, **options).pad_to_multiple_of == 0
+        assert "--pad_to_multiple_of has no effect: rows of this run cannot be filled." in caplog.text
     monkeypatch.setattr(PretrainingArguments, "uses_cuda", True)
     monkeypatch.setattr("snugbert.trainers.trainer.apply_tf32", lambda args: None)
     options = {"per_device_train_batch_size": 50, "gradient_accumulation_steps": 2, **ON_CUDA}

@@ -5,6 +5,7 @@ import signal
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from tables import write_csv
 
 from snugbert import SnugBertTokenizer
-from snugbert.trainers.finetuning import single_run
+from snugbert.trainers import dry_run
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert_cli import main as snugbert_command
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def read_plan(capsys) -> dict[str, str]:
     text = capsys.readouterr().out.rpartition("is unchanged.\n\n")[2]
-    return {line[:17].strip(): line[17:] for line in text.splitlines()}
+    return {line[:12].strip(): line[12:] for line in text.splitlines()}
 
 
 def list_files(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -40,9 +41,8 @@ def test_a_dry_run_of_pretraining_changes_nothing(small_run, tmp_path, capsys, m
     assert run(small_run, output_dir=folder, dry_run="true") == 0
     plan = read_plan(capsys)
     assert not folder.exists()
-    assert plan["phase 1"].startswith("4 steps of 16 examples of at most 24 tokens, no sentence pairs, ")
-    assert plan["phase 2"].startswith("4 steps of 10 examples of at most 40 tokens, ")
-    assert plan["evaluation"] == "3 x 39 examples"
+    assert plan.keys() == {"phase 1", "phase 2", "memory", "time"}
+    assert plan["phase 1"].startswith("4 steps, ") and plan["phase 2"].endswith(" s each")
     assert run(small_run, output_dir=folder) == 0
     weights, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("with", "without"))
     assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in weights)
@@ -54,10 +54,12 @@ def test_a_dry_run_of_pretraining_changes_nothing(small_run, tmp_path, capsys, m
     assert "already contains a run" in capsys.readouterr().err
     assert run(small_run, output_dir=folder, dry_run="true", resume_from_checkpoint="true") == 0
     plan = read_plan(capsys)
-    left = [plan[name].rpartition(" epochs, ")[2] for name in ("phase 1", "phase 2")]
-    assert left == [f"{number} left after {folder / 'checkpoint-4'}" for number in (0, 4)]
+    for number, name in ((0, "phase 1"), (4, "phase 2")):
+        assert plan[name].startswith(f"4 steps, {number} left after {folder / 'checkpoint-4'}, ")
     assert run(small_run, output_dir=folder, dry_run="true", resume_from_checkpoint="true", mlm_probability=0.3) == 2
     assert "the training data of " in capsys.readouterr().err
+    assert run(small_run, output_dir=folder, dry_run="true", resume_from_checkpoint="true", learning_rate=0.3) == 2
+    assert "checkpoint-4 has other settings" in capsys.readouterr().err
     assert list_files(folder) == before and not any(temporary.iterdir())
 
 
@@ -83,20 +85,25 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys):
     assert snugbert_command(command) == 0
     plan = read_plan(capsys)
     assert not (tmp_path / "run").exists()
-    assert plan["training"].startswith("42 steps of 16 inputs, 2 epochs")
-    assert plan["training data"].startswith("333 inputs of at most 15 tokens, ")
-    assert plan["labels"] == "cheerful, gloomy" and plan["evaluation"] == "2 x validation, 1 x test"
-    assert plan["time"].startswith("about ")
+    assert plan.keys() == {"training", "memory", "time"}
+    assert plan["training"].startswith("42 steps, ") and plan["time"].startswith("about ")
     assert snugbert_command([*command, "--seeds", "3", "--early_stopping_patience", "1", "--calibrate"]) == 0
-    plan = read_plan(capsys)
-    assert plan["runs"].startswith("3, about ") and plan["evaluation"] == "3 x validation, 1 x test"
+    assert read_plan(capsys)["runs"].startswith("3, about ")
     assert not (tmp_path / "run").exists()
 
 
-def test_the_time_of_a_sweep(monkeypatch, capsys):
-    args = SimpleNamespace(output_dir="run")
-    monkeypatch.setattr(single_run, "_measure", lambda *_: ({}, 600.0))
-    for number, seconds, expected in ((3, None, 1800), (3, 900, 900), (None, 900, 900), (3, 60, 600), (0, 900, 0)):
-        assert single_run.run_dry_fine_tuning(None, args, None, number, seconds) == expected  # type: ignore[arg-type]
-    printed = capsys.readouterr().out
-    assert printed.count("as many as fit, about 15 min") == printed.count("everything is finished") == 1
+def test_the_time_of_all_runs(monkeypatch, capsys):
+    """Half a second a step, an evaluation of 100 seconds after every 300 steps, and a set of 50 seconds at the end."""
+    validation, test = object(), object()
+    trainer = MagicMock(eval_dataset=validation)
+    trainer.args.eval_strategy = "steps"
+    trainer.state = SimpleNamespace(max_steps=1000, eval_steps=300)
+    monkeypatch.setattr(dry_run, "check_disk_space", lambda *_: None)
+    monkeypatch.setattr(dry_run, "_time_steps", lambda _: 0.5)
+    monkeypatch.setattr(dry_run, "_time_evaluation", lambda _, dataset: 100 if dataset is validation else 50)
+    args = SimpleNamespace(output_dir="run", device=torch.device("cpu"))
+
+    for runs in (1, 3):
+        seconds = dry_run.run_dry({"training": lambda args: trainer}, args, None, [validation, test], runs)
+        assert seconds == 950 * runs
+    assert "runs        3, about 47 min 30 s" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
 from snugbert.configuration_snugbert import get_windows
-from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
+from snugbert.data.packed_batches import count_tokens
 from snugbert.data.tables import load_rows
 from snugbert.errors import InputError
 from snugbert.families.loading import forget_decisions
@@ -31,7 +31,6 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.label_tables import DecisionFacts
-from snugbert.reports.plots import remove_plots
 from snugbert.reports.results import RunResults
 from snugbert.tasks.base import Task
 from snugbert.tasks.decisions import Decisions
@@ -43,7 +42,7 @@ from snugbert.trainers.finetuning.losses import class_weights, weighted_loss
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import collect_results, compared_settings
 from snugbert.trainers.finetuning.settled_arguments import EarlyStopping, settle_arguments
-from snugbert.trainers.run.folder import check_disk_space, check_output_dir, clear_output_dir
+from snugbert.trainers.run.folder import ClearOutputDir, check_disk_space
 from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer
 
@@ -61,15 +60,10 @@ class FineTuningTrainer(RunTrainer):
     - Batches are packed or padded. Predictions are the same: in the order of the dataset, with the shapes of padded
       batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question answering two
       arrays [N, L].
-    - Evaluation batches contain examples of similar length. If rows are filled, batches contain random examples
-      instead, so that they have few sizes.
     - The loss is divided by the number of labels in all accumulated batches of all processes. Token heads count
-      labeled tokens. Question answering counts windows, which Trainer does not do.
-    - `eval_loss` is the mean over all labels. In Trainer it is the mean over batches. Examples that several processes
-      repeat to fill the last batch count twice.
+      labeled tokens, question answering counts windows. `eval_loss` is the mean over all labels, not over batches.
     - If the task chooses thresholds or a temperature, this happens at the end of training, on the validation examples,
       with the model that is kept. The weights of the classifier are divided by the temperature.
-    - A loss or gradient norm that is not finite ends the run.
     - Saving the model after training also writes a model card with settings and metrics.
 
     Args:
@@ -92,16 +86,17 @@ class FineTuningTrainer(RunTrainer):
     Attributes:
         prepared: the task, connected with its model, and its data.
         output: the form of the task's logits.
-        checks_output_dir: whether the next call of `train` checks the output folder.
         decisions: thresholds and temperature of the trained model. None if the task chooses neither.
+        results: what the model card shows. None: the current results.
 
     Raises:
-        InputError: a row or a label cannot be used (the message names the row), the labels do not fit the model, the
-            checkpoint cannot be loaded, an argument is out of range, or settings cannot be combined.
+        InputError: a row or a label cannot be used, or an argument does not fit the task or the model.
     """
 
     kind = "fine-tuning"
+    checks_output_dir = True
     compared_names: tuple[str, ...] = COMPARED_SETTINGS
+    results: RunResults | None = None
     args: FineTuningArguments
 
     def __init__(
@@ -116,8 +111,6 @@ class FineTuningTrainer(RunTrainer):
         compute_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
         **kwargs: Any,
     ):
-        if task is None or (model is None and not isinstance(task, PreparedTask)):
-            raise InputError('model and task are missing. For example: model="bert-base-uncased", task=Tagging().')
         if not isinstance(args, FineTuningArguments) or not isinstance(task, PreparedTask):
             args = FineTuningArguments() if args is None else FineTuningArguments.adopt(args)
         first, *others = eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]
@@ -125,7 +118,7 @@ class FineTuningTrainer(RunTrainer):
         if not isinstance(task, PreparedTask):
             sources = name_sources(train_dataset=train_dataset, eval_dataset=first[1])
             model_args = name_model(model, processing_class)  # type: ignore[arg-type]
-            task = prepare_task(task, model_args, sources)
+            task = prepare_task(task, model_args, sources)  # type: ignore[arg-type]
         if args.sweeps:
             raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
         settle_arguments(task, args)
@@ -145,7 +138,6 @@ class FineTuningTrainer(RunTrainer):
         self._losses: list[torch.Tensor] | None = None
         self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step of the model, and result
         self._scores: dict[int, dict[str, float]] = {}  # step of the model -> its metrics on the validation examples
-        self.checks_output_dir = True
         features: Any = None if task.validation_set is None else task.validation_set.features.inputs
         if isinstance(eval_dataset, Mapping):
             make = self._make_evaluation_set
@@ -162,40 +154,30 @@ class FineTuningTrainer(RunTrainer):
         if task.trains:
             reinitialize_layers(network, args.reinit_layers)
             layer_callbacks = freeze_layers(network, args)
-        try:
-            super().__init__(
-                model=network,
-                args=args,
-                data_collator=task.make_collator(args.pad_to_max_length),
-                train_dataset=task.train_features,
-                eval_dataset=features,
-                processing_class=task.task.tokenizer,
-                compute_metrics=_keep_logits,
-                compute_loss_func=loss,
-                callbacks=[*layer_callbacks, *callbacks],
-                **kwargs,
-            )
-        except (ValueError, RuntimeError, ImportError) as error:
-            raise InputError(str(error)) from error
+        super().__init__(
+            model=network,
+            args=args,
+            data_collator=task.make_collator(args.pad_to_max_length),
+            train_dataset=task.train_features,
+            eval_dataset=features,
+            processing_class=task.task.tokenizer,
+            compute_metrics=_keep_logits,
+            compute_loss_func=loss,
+            callbacks=[*layer_callbacks, *callbacks, ClearOutputDir()],
+            **kwargs,
+        )
         self.run_settings.keeps_checkpoints = args.keeps_checkpoints
-        self.write_card = self._write_card
 
     # --- training -----------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Extends Trainer's method: refuses to start a new run in the folder of an earlier run.
+        """Extends Trainer's method: lets the task choose thresholds and a temperature after training.
 
         `resume_from_checkpoint` is a folder, or True for the newest checkpoint in `output_dir`. Default: see `args`.
         """
         if self.train_dataset is None:
             raise InputError("train_dataset is missing.")
-        if self.checks_output_dir and not resume_from_checkpoint:
-            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)
-        self.checks_output_dir = False  # from now on, the folder contains this run
-        if not self.state.global_step:
-            check_disk_space(self.args, self.model.parameters())
-            if not resume_from_checkpoint:
-                self._clear_output_dir()
+        check_disk_space(self.args, self.model.parameters())
         # Earlier training, or an earlier run of a sweep, may have chosen thresholds and a temperature.
         self.decisions = None
         self._use_thresholds({})
@@ -214,11 +196,7 @@ class FineTuningTrainer(RunTrainer):
             each.task.thresholds = thresholds
 
     def _choose_decisions(self) -> None:
-        """Lets the task choose thresholds and a temperature, and stores them in the configuration of the model.
-
-        The weights of the classifier are divided by the temperature, so that every library returns calibrated
-        probabilities.
-        """
+        """Lets the task choose thresholds and a temperature, and stores them in the model."""
         task: Any = self.prepared.task
         examples: Any = self.prepared.validation_set
         logits = self.predict_once(examples.features.inputs, metric_key_prefix="eval").predictions
@@ -230,7 +208,7 @@ class FineTuningTrainer(RunTrainer):
             model.config.thresholds = {task.labels[label]: threshold for label, threshold in thresholds.items()}
         if task.args.calibrate:
             model.config.calibration = self.decisions.describe_calibration()
-            with torch.no_grad():
+            with torch.no_grad():  # so that every library returns calibrated probabilities
                 model.classifier.weight.div_(temperature)
                 model.classifier.bias.div_(temperature)
         self._last_evaluation = None  # it used no thresholds and no temperature
@@ -252,12 +230,6 @@ class FineTuningTrainer(RunTrainer):
             "calibration": getattr(config, "calibration", None),
         }
 
-    def _clear_output_dir(self) -> None:
-        if self.args.overwrite_output_dir:
-            clear_output_dir(self.args)
-        if self.args.should_save:
-            remove_plots(Path(str(self.args.output_dir)))
-
     def _begin(self, state: Any) -> None:
         super()._begin(state)
         names = {metric: f"{self._eval_prefix}{metric}" for metric in self.prepared.task.metrics}
@@ -266,18 +238,17 @@ class FineTuningTrainer(RunTrainer):
             line["step"]: {metric: line[name] for metric, name in names.items() if name in line} for line in scored
         }
         self._last_evaluation = None
-        self.run_settings.command_settings = compared_settings(self.prepared, self.args)
 
-    def _explain_unfilled_rows(self) -> str | None:
-        if self.args.pad_to_max_length:
-            return "--pad_to_max_length pads each example"
-        if get_windows(self.model_config) is not None:
-            return "documents have different numbers of windows (--doc_stride)"
-        return super()._explain_unfilled_rows()
+    def compare_settings(self, checkpoint: str | None, finished: bool = False) -> None:
+        """Extends the base class: also compares model, batch and data. If `finished`, all that determines results."""
+        self.run_settings.command_settings = compared_settings(self.prepared, self.args, finished)
+        super().compare_settings(checkpoint)
+
+    def _can_fill_rows(self) -> bool:
+        has_windows = get_windows(self.model_config) is not None  # their number differs from document to document
+        return not (self.args.pad_to_max_length or has_windows) and super()._can_fill_rows()
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
-        if isinstance(dataset, TokenBudgetDataset):
-            return batch_size * dataset.max_tokens
         if dataset is self.train_dataset and self.args.train_sampling_strategy == "group_by_length":
             return 0  # rows of similar examples have many sizes
         has_tokens = has_length(dataset) and len(dataset) > 0 and "input_ids" in dataset[0]  # type: ignore[index]
@@ -322,11 +293,7 @@ class FineTuningTrainer(RunTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Extends Trainer's method: scores labeled rows, and returns loss, metrics and speed. See also `intervals`.
-
-        `eval_dataset` contains rows, or is a dict of datasets or a key of the trainer's dict. Encoded features, with a
-        column `input_ids`, get a loss and no metrics.
-        """
+        """Extends Trainer's method: also scores labeled rows. Features, with `input_ids`, get only a loss."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
@@ -341,27 +308,29 @@ class FineTuningTrainer(RunTrainer):
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Computes the logits of rows, and scores them if all have labels. [`Predictor`] returns answers instead.
-
-        Encoded features are not scored. Returns the logits as `predictions`, one row for each window of an example, no
-        `label_ids`, and `metrics`.
-        """
+        """Computes the logits of rows, one for each window, and scores them if all have labels. Returns no labels."""
         features, encoded = self._encode(test_dataset, "test")
         output = super().predict(features, ignore_keys, metric_key_prefix)
         if encoded is None or encoded in self.evaluation_sets:
             return output
-        self._predicted[metric_key_prefix] = encoded, encoded.decode(output.predictions)  # type: ignore[arg-type]
-        scores = encoded.score_in_training(output.predictions)  # type: ignore[arg-type]
-        scores |= self._compute_more_metrics(encoded, output.predictions)
-        scored = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
+        scored = self._score(encoded, output.predictions, metric_key_prefix)
         return output._replace(metrics={**(output.metrics or {}), **scored})
+
+    def _score(self, examples: EvaluationSet[Any], predictions: Any, prefix: str) -> dict[str, float]:
+        """Returns the metrics of predictions, and keeps the answers for `intervals`."""
+        answers, scores = examples.decode(predictions), examples.score_in_training(predictions)
+        if examples is self.prepared.validation_set:
+            if self.decisions is not None:  # the stored thresholds were chosen on these examples
+                answers = self.decisions.fitted
+                scores = examples.score(answers)
+            self._scores[self.model_step] = scores
+        self._predicted[prefix] = examples, answers
+        scores = scores | self._compute_more_metrics(examples, predictions)
+        return {f"{prefix}_{name}": value for name, value in scores.items()}
 
     @property
     def intervals(self) -> dict[str, Interval]:
-        """95 % intervals of the metrics of the last evaluations and predictions, such as "eval_accuracy": low, high.
-
-        The intervals come from a bootstrap over the examples, see [`bootstrap`].
-        """
+        """95 % bootstrap intervals of the metrics of the last evaluations and predictions, such as "eval_accuracy"."""
         return {
             f"{prefix}_{name}": interval
             for prefix, (examples, answers) in self._predicted.items()
@@ -399,7 +368,7 @@ class FineTuningTrainer(RunTrainer):
         return examples
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
-        # No public method chooses the order of an evaluation.
+        # No public method chooses the order of an evaluation. Filled rows need random examples to have few sizes.
         if isinstance(self.data_collator, FillRows):
             self._order = np.random.default_rng(0).permutation(len(eval_dataset))  # type: ignore[arg-type]
         else:
@@ -414,10 +383,7 @@ class FineTuningTrainer(RunTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, None]:
-        """Extends Trainer's method: pads the logits of packed batches, and returns no labels.
-
-        The logits of padding in filled rows are dropped.
-        """
+        """Extends Trainer's method: pads packed logits, drops the padding of rows, and returns no labels."""
         model = self.graphs.for_evaluation(model)
         loss, logits, _ = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         labels = inputs.get(self.output.counted_labels)
@@ -455,24 +421,13 @@ class FineTuningTrainer(RunTrainer):
         predictions: Any = output.predictions
         parts = predictions if isinstance(predictions, tuple) else (predictions,)
         if any(np.isnan(part).any() for part in parts):
-            if self.state.global_step:
-                raise DivergedError(f"{prefix}: the logits are NaN after step {self.state.global_step}. {REMEDY}")
-            raise DivergedError(
-                f"{prefix}: the logits are NaN. Try without --fp16. If that does not help, the weights may be damaged."
-            )
+            raise DivergedError(f"{prefix}: the logits are NaN after step {self.state.global_step}. {REMEDY}")
         places = np.argsort(self._order)
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})
         if self._scored is not None and description == "Evaluation":  # not for `predict`
-            answers, scores = self._scored.decode(predictions), self._scored.score_in_training(predictions)
-            if self.decisions is not None and self._scored is self.prepared.validation_set:
-                answers = self.decisions.fitted  # the stored thresholds were chosen on these examples
-                scores = self._scored.score(answers)
-            more = self._compute_more_metrics(self._scored, predictions)
-            metrics.update({f"{prefix}_{name}": value for name, value in (scores | more).items()})
-            self._predicted[prefix] = self._scored, answers
+            metrics |= self._score(self._scored, predictions, prefix)
             if self._scored is self.prepared.validation_set:
-                self._scores[self.model_step] = scores
                 self._last_evaluation = self.model_step, output._replace(predictions=predictions, metrics=metrics)
         return output._replace(predictions=predictions, metrics=metrics)
 
@@ -490,17 +445,16 @@ class FineTuningTrainer(RunTrainer):
         """Extends Trainer's method: after training, also writes the model card."""
         super().save_model(output_dir, _internal_call)
         if self._training and self.args.should_save and not _internal_call:
-            self._write_card(output_dir)
+            self.write_card(output_dir)
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Writes the model card into the output folder. Trainer's arguments are ignored."""
-        if self.write_card is None:
-            super().create_model_card(*args, **kwargs)
-        elif self.args.should_save:
-            self.write_card()
+    def save_state(self) -> None:
+        """Extends the base class: adds what [`find_start`] compares if the run is finished."""
+        if self._training:
+            self.run_settings.command_settings |= compared_settings(self.prepared, self.args, finished=True)
+        super().save_state()
 
     def collect_results(self, metrics: dict[str, dict[str, float]]) -> RunResults:
-        """Returns the content of `results.json`. In training, the settings include the steps done."""
+        """Returns the content of `results.json`. During training, the settings include the steps done."""
         in_progress = self.train_dataset is not None and not self._training
         training = {"step": float(self.state.global_step)} if in_progress else self._training
         results = collect_results(self.prepared, self.args, training, metrics, self.run_settings.changes)
@@ -510,23 +464,20 @@ class FineTuningTrainer(RunTrainer):
             results["decisions"] = decisions
         return results
 
-    def _write_card(self, folder: str | None = None) -> None:
-        """Writes the card, with the model's scores if there are any."""
-        prepared = self.prepared
-        metrics: dict[str, dict[str, float]] = {}
-        if prepared.validation_set is not None:
-            scores = self._scores.get(self.model_step, {})
-            metrics = {prepared.validation_set.name: {m: scores[m] for m in prepared.task.metrics if m in scores}}
-        results = self.collect_results(metrics)
+    def write_card(self, folder: str | None = None) -> None:
+        """Writes the model card into a folder, with the model's scores if there are any."""
+        prepared, results = self.prepared, self.results
+        if results is None:
+            metrics: dict[str, dict[str, float]] = {}
+            if prepared.validation_set is not None:
+                scores = self._scores.get(self.model_step, {})
+                metrics = {prepared.validation_set.name: {m: scores[m] for m in prepared.task.metrics if m in scores}}
+            results = self.collect_results(metrics)
         output_dir = Path(folder or str(self.args.output_dir))
         base_model = prepared.model_args.model_name_or_path
         output_dir.mkdir(parents=True, exist_ok=True)
-        write_finetuning_card(output_dir, prepared.facts, results, base_model, self.hub_name)
-
-    @property
-    def hub_name(self) -> str | None:
-        """The repository that the model is pushed to. None without a push."""
-        return self.hub_model_id or self.args.hub_model_id
+        hub_name = self.hub_model_id or self.args.hub_model_id
+        write_finetuning_card(output_dir, prepared.facts, results, base_model, hub_name)
 
 
 def _keep_logits(prediction: EvalPrediction) -> dict[str, float]:

@@ -24,7 +24,6 @@ from snugbert.continuation import check_continuation, make_record
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically
 from snugbert.reports.cards import package_versions
-from snugbert.reports.plots import remove_plots
 from snugbert.reports.results import RunResults
 from snugbert.reports.score_tables import set_title
 from snugbert.storage.inputs import work_folder
@@ -228,7 +227,6 @@ def prepare_folders(kind: str, plan: dict[str, Any], folders: list[Path], contin
 
 def _remove_runs(output_dir: Path) -> None:
     remove_run(output_dir)
-    remove_plots(output_dir)
     for folder in list_run_folders(output_dir):
         if folder.is_symlink():
             folder.unlink()

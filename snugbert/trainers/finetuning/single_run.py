@@ -2,8 +2,6 @@
 
 import functools
 import logging
-import math
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,52 +11,25 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from snugbert.data.packed_batches import count_tokens
-from snugbert.errors import format_count, shorten
-from snugbert.progress import format_duration
-from snugbert.reports.finetuned_card import write_finetuning_card
-from snugbert.reports.intervals import Interval
-from snugbert.reports.label_tables import LabelScores
 from snugbert.reports.plots import draw_learning_curve, draw_reliability, list_plots
 from snugbert.reports.results import RESULTS, RunResults, contains_model, read_results, write_results
 from snugbert.reports.score_tables import format_metric, set_title
 from snugbert.storage.uploads import find_output
 from snugbert.tasks.evaluation_set import EvaluationSet
-from snugbert.trainers.dry_run import (
-    EVALUATED_BATCHES,
-    as_dry_run,
-    as_steps,
-    describe_peak,
-    describe_seconds,
-    describe_steps,
-    print_plan,
-    seconds_since_start,
-    time_steps,
-)
+from snugbert.trainers.dry_run import run_dry
 from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
-from snugbert.trainers.finetuning.run_records import compared_settings
 from snugbert.trainers.finetuning.settled_arguments import LOWER_IS_BETTER
 from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints, step_of
-from snugbert.trainers.run.folder import check_disk_space, check_output_dir
+from snugbert.trainers.run.folder import check_output_dir
 from snugbert.trainers.run.processes import raise_together
-from snugbert.trainers.run.stopping import raise_if_interrupted
 
 ADVICE = "Try longer training, another learning rate, more examples, or a larger pretrained checkpoint."
 ADVICE_WITHOUT_TRAINING = "Check that the checkpoint was fine-tuned for this task and for the same labels."
 
 logger = logging.getLogger(__name__)
-
-
-class SetScores(NamedTuple):
-    """The scores of a set. Without labels, there are no metrics, and the loss is None."""
-
-    metrics: dict[str, float]  # with thresholds, validation metrics are cross-fitted
-    intervals: dict[str, Interval]
-    loss: float | None
-    labels: LabelScores | None  # the scores of each label if these are uneven
 
 
 class Start(NamedTuple):
@@ -107,18 +78,18 @@ def fine_tune(
         return start.finished
     trainer.checks_output_dir = False
     if trains:
-        train(trainer, start.checkpoint)
-    scores = {each.name: evaluate(trainer, each) for each in prepared.evaluation_sets}
-    results = _collect(trainer, scores)
+        trainer.train_and_save(start.checkpoint)
+    results = trainer.collect_results({})
+    results["intervals"] = {}
+    for each in prepared.evaluation_sets:
+        evaluate(trainer, each, results)
+    results["shortfalls"] = describe_shortfalls(prepared, results["metrics"])
     results["seconds"] = round(time.monotonic() - begin, 1)
     output_dir = Path(str(args.output_dir))
     if trainer.is_world_process_zero() and (trains or not contains_model(output_dir)):
         if trains:
-            _draw_learning_curve(trainer, scores)
-            base_model = prepared.model_args.model_name_or_path
-            trainer.write_card = functools.partial(
-                write_finetuning_card, output_dir, prepared.facts, results, base_model, trainer.hub_name
-            )
+            _draw_learning_curve(trainer, results)
+            trainer.results = results
             trainer.write_card()
         write_results(output_dir, results)  # last: it marks the run as complete
     # Trainer's reports group names by "eval_" and "test_".
@@ -126,7 +97,6 @@ def fine_tune(
     reported = {f"{name}_{metric}": value for name, values in sets.items() for metric, value in values.items()}
     trainer.reports.send(list_plots(output_dir), reported, trainer.model_step)
     if args.push_to_hub:
-        trainer.write_card = trainer.write_card if trains else None
         trainer.push_to_hub()
     if trains and args.should_save and not trainer.run_settings.keeps_checkpoints:
         # This comes last, so that a run that is stopped earlier can be resumed. As in training, checkpoints of later
@@ -143,24 +113,12 @@ def fine_tune(
 def _check_finished_run(trainer: FineTuningTrainer) -> None:
     """Checks that the settings have not changed since the run finished. `push_to_hub` uploads its folder again."""
     output_dir = str(trainer.args.output_dir)
-    trainer.run_settings.command_settings = compared_settings(trainer.prepared, trainer.args, finished=True)
     with raise_together():
         if trainer.is_world_process_zero():
-            trainer.compare_settings(output_dir)
+            trainer.compare_settings(output_dir, finished=True)
     logger.info("%s contains this run, which is finished. Nothing was computed.", output_dir)
     if trainer.args.push_to_hub:  # an earlier upload may have failed
         trainer.uploads.upload_output_dir()
-
-
-def _collect(trainer: FineTuningTrainer, scores: dict[str, SetScores]) -> RunResults:
-    """Returns the content of `results.json`."""
-    metrics = {name: each.metrics for name, each in scores.items()}
-    results = trainer.collect_results(metrics)
-    results["intervals"] = {name: each.intervals for name, each in scores.items()}
-    if uneven := {name: each.labels for name, each in scores.items() if each.labels is not None}:
-        results["labels"] = uneven
-    results["shortfalls"] = describe_shortfalls(trainer.prepared, metrics)
-    return results
 
 
 def make_trainer(
@@ -171,23 +129,8 @@ def make_trainer(
     return trainer_class(task=prepared, args=args, callbacks=callbacks)
 
 
-def make_dry_trainer(prepared: PreparedTask, args: FineTuningArguments, folder: str) -> FineTuningTrainer:
-    """Returns a trainer that writes into a temporary `folder` and reports nowhere."""
-    return make_trainer(prepared, as_dry_run(args, folder))
-
-
-def train(trainer: FineTuningTrainer, checkpoint: str | None) -> None:
-    """Trains from `checkpoint` or from the start. Saves model, tokenizer, metrics, and settings for [`find_start`]."""
-    metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-    raise_if_interrupted(trainer)
-    trainer.save_model(_internal_call=True)  # an external call would push before the card is written
-    trainer.save_metrics("train", metrics)
-    trainer.run_settings.command_settings |= compared_settings(trainer.prepared, trainer.args, finished=True)
-    trainer.save_state()
-
-
-def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> SetScores:
-    """Predicts, writes predictions and plots, and saves the metrics of the model and of the baseline.
+def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any], results: RunResults) -> None:
+    """Predicts, writes predictions and plots, and saves the metrics, which are also added to the `results`.
 
     If training ended with an evaluation of the same examples, its predictions are used.
     """
@@ -196,7 +139,10 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
     answers = evaluation_set.decode(output.predictions)  # type: ignore[arg-type]
     decisions = trainer.decisions if evaluation_set is trainer.prepared.validation_set else None
     scored = answers if decisions is None else decisions.fitted
-    metrics, intervals = evaluation_set.score(scored), evaluation_set.estimate_intervals(scored)
+    results["metrics"][name] = metrics = evaluation_set.score(scored)
+    results["intervals"][name] = evaluation_set.estimate_intervals(scored)
+    if (uneven := evaluation_set.score_labels(scored)) is not None:
+        results["labels"] = results.get("labels", {}) | {name: uneven}
     if trainer.is_world_process_zero():
         folder = Path(str(trainer.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
@@ -213,22 +159,17 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
             saved.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
         trainer.save_metrics(name, saved)
-    loss = (output.metrics or {}).get(f"{name}_loss")
-    return SetScores(metrics, intervals, loss, evaluation_set.score_labels(scored))
 
 
-def _draw_learning_curve(trainer: FineTuningTrainer, scores: dict[str, SetScores]) -> None:
-    """Draws `learning_curve.png`, with the loss and the main metric of the final model on the validation examples."""
+def _draw_learning_curve(trainer: FineTuningTrainer, results: RunResults) -> None:
+    """Draws `learning_curve.png`, with the main metric of the final model on the validation examples."""
     task, examples = trainer.prepared.task, trainer.prepared.validation_set
     chosen = trainer.args.metric_for_best_model
     metric = task.main_metric if chosen == "loss" else str(chosen)
     final: dict[str, float] = {}
     baseline = None
     if examples is not None:
-        validation = scores[examples.name]
-        values = {"loss": validation.loss, metric: validation.metrics.get(metric)}
-        final = {key: value for key, value in values.items() if value is not None}
-        final["step"] = trainer.model_step
+        final = {"step": trainer.model_step} | results["metrics"][examples.name]
         if examples.baseline is not None:
             baseline = examples.baseline.metrics.get(metric)
     file = Path(str(trainer.args.output_dir)) / "learning_curve.png"
@@ -240,131 +181,29 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
 
     Sets without labels or without a baseline are skipped. `metrics`: evaluation set -> metric -> value.
     """
-    task = prepared.task
-    metric = task.main_metric
-    lower_is_better = metric in LOWER_IS_BETTER
-    perfect = 0 if lower_is_better else task.perfect_score
-    sentences, unbeatable = [], []
+    task, metric = prepared.task, prepared.task.main_metric
+    sentences = []
     for examples in prepared.evaluation_sets:
         score, baseline = metrics[examples.name].get(metric), examples.baseline
         if score is None or baseline is None:
             continue
-        to_beat, answer = baseline.metrics[metric], baseline.answer
-        if math.isnan(to_beat):  # the correlation of a constant
-            to_beat, answer = 0.0, "the correlation of unrelated numbers"
-        title = f"{set_title(examples.name).capitalize()}: {metric.replace('_', ' ')}"
-        ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
-        if math.isnan(score):
-            sentences.append(f"{title} is undefined, because all predictions or all correct values are the same.")
-        elif score == to_beat == perfect:
-            unbeatable.append(
-                f"{title} {ours} equals the baseline ({answer}). All examples have the same answer. Add examples with "
-                "other answers."
-            )
-        elif (score >= to_beat) if lower_is_better else (score <= to_beat):
-            side = "above" if lower_is_better else "below"
-            relation = "equals the baseline" if ours == theirs else f"is {side} the baseline, {theirs}"
-            sentences.append(f"{title} {ours} {relation} ({answer}).")
+        to_beat = float(np.nan_to_num(baseline.metrics[metric]))  # the correlation of a constant is NaN
+        is_better = score < to_beat if metric in LOWER_IS_BETTER else score > to_beat
+        if not is_better:
+            title = f"{set_title(examples.name).capitalize()}: {metric.replace('_', ' ')}"
+            ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
+            sentences.append(f"{title} {ours} is not better than the baseline, {theirs} ({baseline.answer}).")
     if sentences:
         sentences.append(ADVICE_WITHOUT_TRAINING if prepared.train_features is None else ADVICE)
-    return sentences + unbeatable
-
-
-# --- a dry run -----------------------------------------------------------------------------------------------------
+    return sentences
 
 
 def run_dry_fine_tuning(
-    prepared: PreparedTask,
-    args: FineTuningArguments,
-    checkpoint: str | None = None,
-    number: int | None = 1,
-    seconds: float | None = None,
+    prepared: PreparedTask, args: FineTuningArguments, checkpoint: str | None = None, number: int = 1
 ) -> float:
-    """Checks a run, takes a few of its steps in memory, prints a plan, and returns the expected seconds of all runs.
-
-    Every process must call this. In a sweep, `args` are the first run's. `number` of runs and `seconds` are what is
-    left. None: no limit. The first run may take longer than `seconds`.
-    """
-    total = 0.0
-    rows = {"training": "nothing to do, everything is finished"}
-    if number != 0:
-        rows, one = _measure(prepared, args, checkpoint)
-        total = math.inf if number is None else number * one
-        total = total if seconds is None else min(total, max(one, seconds))
-        if number != 1 or seconds is not None:
-            rows["runs"] = (
-                f"{number or 'as many as fit'}, about {format_duration(total)} if all are as long as this one"
-            )
-    print_plan(str(args.output_dir), rows)
-    return total
-
-
-def _measure(
-    prepared: PreparedTask, args: FineTuningArguments, checkpoint: str | None
-) -> tuple[dict[str, str], float]:
-    """Takes a few steps of a run. Returns the rows of its plan, and its expected seconds."""
-    begin = seconds_since_start()
-    training, watches = 0.0, []
-    evaluations = {each.name: 1 for each in prepared.evaluation_sets}
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_dry_trainer(prepared, args, folder)
-        rows = _describe_data(trainer)
-        if prepared.train_features is None:
-            rows["memory"] = describe_peak(trainer.args.device)
-        else:
-            check_disk_space(trainer.args, trainer.model.parameters(), Path(str(args.output_dir)))
-            trainer.run_settings.command_settings = compared_settings(prepared, trainer.args)
-            trainer.compare_settings(checkpoint)
-            steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
-            left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
-            if prepared.validation_set is not None:
-                # After thresholds or a temperature are chosen, the examples are scored again.
-                number = _count_evaluations(trainer.args, steps) + prepared.task.chooses_decisions
-                evaluations[prepared.validation_set.name] = number
-            resumed = "" if checkpoint is None else f", {left:,} left after {checkpoint}"
-            batch = trainer.get_total_train_batch_size(trainer.args)
-            epochs = steps * batch / len(prepared.train_features) if args.max_steps > 0 else args.num_train_epochs
-            rows["training"] = f"{format_count(steps, 'step')} of {batch} inputs, {epochs:.3g} epochs{resumed}"
-            watches = [time_steps(trainer)]
-            training = left * float(np.mean(watches[0].seconds))
-            rows |= describe_steps(trainer.args, steps)
-        times = [f"{number} x {set_title(name)}" for name, number in evaluations.items()]
-        rows["evaluation"] = ", ".join(times) or "none"
-        evaluation = sum(
-            evaluations[s.name] * _time_evaluation(trainer, s.features.inputs) for s in prepared.evaluation_sets
-        )
-    rows["time"] = describe_seconds(begin, training, evaluation, watches)
-    return rows, training + evaluation
-
-
-def _describe_data(trainer: FineTuningTrainer) -> dict[str, str]:
-    prepared = trainer.prepared
-    sets = {set_title(each.name): each.features.inputs for each in prepared.evaluation_sets}
-    sets = ({} if prepared.train_features is None else {"training": prepared.train_features}) | sets
-    rows = {}
-    for name, features in sets.items():
-        lengths = count_tokens(features)
-        rows[f"{name} data"] = (
-            f"{format_count(len(lengths), 'input')} of at most {lengths.max()} tokens, {lengths.sum():,} tokens in all"
-        )
-    if prepared.task.labels is not None:
-        rows["labels"] = shorten(list(prepared.task.labels))
-    parameters = trainer.model.num_parameters()  # type: ignore[union-attr,operator]
-    rows["model"] = f"{parameters:,} parameters, from {prepared.model_args.model_name_or_path or 'random weights'}"
-    return rows
-
-
-def _count_evaluations(args: Any, steps: int) -> int:
-    """Returns the number of evaluations. After the last step, the scores are often known."""
-    if args.eval_strategy == "steps":
-        return math.ceil(steps / as_steps(args.eval_steps, steps))
-    return math.ceil(args.num_train_epochs) if args.eval_strategy == "epoch" else 1
-
-
-def _time_evaluation(trainer: FineTuningTrainer, features: Any) -> float:
-    """Returns the seconds of the predictions for all `features`, estimated from a sample."""
-    number = min(len(features), EVALUATED_BATCHES * trainer.args.eval_batch_size * trainer.args.world_size)
-    sample = features.select(np.linspace(0, len(features) - 1, number).round().astype(int))
-    begin = time.perf_counter()
-    trainer.predict(sample)
-    return (time.perf_counter() - begin) * len(features) / number
+    """Checks a run, and prints its plan, see [`run_dry`]. A sweep passes its first run, and how many are left."""
+    if number == 0:
+        logger.info("%s: everything is finished.", args.output_dir)
+        return 0.0
+    features = [each.features.inputs for each in prepared.evaluation_sets]
+    return run_dry({"training": functools.partial(make_trainer, prepared)}, args, checkpoint, features, number)

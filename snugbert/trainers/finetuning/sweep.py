@@ -28,6 +28,7 @@ from snugbert.files import write_atomically
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import RESULTS, RunResults, format_summary, read_results, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
+from snugbert.trainers.dry_run import as_dry_run
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_records import (
@@ -38,7 +39,7 @@ from snugbert.trainers.finetuning.run_records import (
     prepare_folders,
 )
 from snugbert.trainers.finetuning.settled_arguments import settle_arguments
-from snugbert.trainers.finetuning.single_run import fine_tune, make_dry_trainer, run_dry_fine_tuning
+from snugbert.trainers.finetuning.single_run import fine_tune, make_trainer, run_dry_fine_tuning
 from snugbert.trainers.finetuning.suggestions import PrunedError, StopBadRuns, Suggestions
 from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE, Choices
 from snugbert.trainers.finetuning.sweep_results import (
@@ -216,16 +217,14 @@ class Sweep:
                 others = {flag: value for flag, value in setting.items() if flag not in IN_COLUMNS}
                 if others not in checked:
                     checked.append(others)
-                    make_dry_trainer(self.prepared, run.args, folder).create_optimizer_and_scheduler(1)
+                    make_trainer(self.prepared, as_dry_run(run.args, folder)).create_optimizer_and_scheduler(1)
                     gc.collect()  # a dry run measures the memory
 
     def run_dry(self, finished: list[FinishedRun]) -> float:
         """Measures the first run, and multiplies its time by the number of runs that are left. Returns the seconds."""
         first = self.plan_run(self._make_suggestions().ask(0) or {}, self.args.seed)
-        left = None if self.total is None else max(0, self.total - len(finished))
-        hours = self.search.hours
-        seconds = None if hours is None else 3600 * hours - sum(run.results["seconds"] for run in finished)
-        return run_dry_fine_tuning(self.prepared, first.args, None, left, seconds)
+        left = 1 if self.total is None else max(0, self.total - len(finished))
+        return run_dry_fine_tuning(self.prepared, first.args, None, left)
 
     def run_all(self) -> list[FinishedRun]:
         """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings."""

@@ -3,14 +3,10 @@
 An epoch shuffles the blocks of the corpus and groups them. The blocks of one group are a window. Its examples are
 shuffled, and then the next window follows. So a run reads one window at a time, and a corpus can be larger than the
 disk. A corpus of at most `window_blocks` blocks has one window, and the order of an epoch is a permutation of all
-examples.
+examples. The order depends on the corpus, the seed and `window_blocks` alone, wherever the corpus is stored.
 
-The order depends on the corpus, the seed and `window_blocks` alone. Local corpora have the same order. So a run gives
-the same weights with the corpus on its disk or in a bucket, whatever the size of the cache.
-
-The number of examples of an epoch comes from the first window alone: all windows get as many examples per token as the
-first. A window with more examples leaves some out in this epoch, and a window with fewer repeats some. In other
-epochs, the windows have other blocks.
+The first window gives the number of examples per token of all windows. A window with more examples leaves some out in
+this epoch, and a window with fewer repeats some. In other epochs, the windows have other blocks.
 """
 
 import functools

@@ -66,37 +66,35 @@ def load_corpora(
     hold_out = do_eval and not data_args.validation_file
     if hold_out and prepared is not None:
         raise InputError("--corpus: a prepared corpus cannot be split. Pass --validation_file for evaluation.")
-    objective = data_args.dataset_objective
-    train_objective: Objective = objective if do_train else "mlm"  # token frequencies need no pairs
-    masks_words = data_args.masking != "tokens"
 
-    def prepare(name: str, objective: Objective, text: TextArguments, **documents: Any) -> Corpus:
-        folder, corpus = prepare_in_cache(
+    def prepare(name: str, text: TextArguments, **documents: Any) -> Corpus:
+        _, corpus = prepare_in_cache(
             text,
             tokenizer,
             data_args.sentence_language,
             cache_dir,
             data_args.preprocessing_num_workers,
             deduplicate=data_args.deduplicate if text is data_args else None,
-            store_words=masks_words,
+            store_words=data_args.masking != "tokens",
             **documents,
         )
-        logger.info("%s: %s (%s)", name, corpus, folder)
-        _check_corpus(corpus, tokenizer, name, objective)
+        logger.info("%s: %s (%s)", name, corpus, corpus.folder)
+        if corpus.num_documents == 0:
+            raise InputError(f"{name}: no documents.")
+        check_unknown_tokens(corpus, tokenizer, name)
         return corpus
 
-    train = validation = None
+    train, validation = prepared, None
     if data_args.validation_file:  # first, because the training text can take hours
         text = TextArguments(
             train_file=data_args.validation_file,
             text_column_name=data_args.text_column_name,
             on_bad_text=data_args.on_bad_text,
         )
-        validation = prepare("validation text", objective, text)
+        validation = prepare("validation text", text)
     if prepared is not None:
-        train = prepared
-        logger.info("training text: %s", train)
-        _check_corpus(train, tokenizer, "training text", train_objective)
+        logger.info("training text: %s", prepared)
+        check_unknown_tokens(prepared, tokenizer, "training text")
     elif hold_out:
         percentage = data_args.validation_split_percentage
 
@@ -104,16 +102,12 @@ def load_corpora(
             """Whether a document is for validation. Such documents are spread evenly, and the same in every run."""
             return number * percentage // 100 != (number + 1) * percentage // 100
 
-        def is_kept(number: int) -> bool:
-            return not is_held_out(number)
-
-        train = prepare(
-            "training text", train_objective, data_args, documents=f"all but {percentage} %", keeps=is_kept
-        )
+        others = {"documents": f"all but {percentage} %", "keeps": lambda number: not is_held_out(number)}
+        train = prepare("training text", data_args, **others)
         name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
-        validation = prepare(name, objective, data_args, documents=f"{percentage} %", keeps=is_held_out)
+        validation = prepare(name, data_args, documents=f"{percentage} %", keeps=is_held_out)
     elif has_text:
-        train = prepare("training text", train_objective, data_args)
+        train = prepare("training text", data_args)
     if train is not None and train.folder is not None:
         report = read_report(train.folder)
         name = "training text" + (" and held-out text" if hold_out else "")
@@ -121,25 +115,6 @@ def load_corpora(
         if report is not None and report.warning:
             logger.warning("%s: %s", name, report.warning)
     return train, validation
-
-
-def _check_corpus(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str, objective: Objective) -> None:
-    documents = corpus.num_documents
-    if documents == 0:
-        raise InputError(f"{name}: no documents.")
-    check_unknown_tokens(corpus, tokenizer, name)
-    if objective != "nsp":
-        return
-    if documents == 1:
-        raise InputError(
-            f"{name}: next sentence prediction needs at least two documents, but the text has only one. Separate "
-            "documents by blank lines, or pass --no_nsp."
-        )
-    if corpus.num_sentences == documents:
-        raise InputError(
-            f"{name}: every document is a single sentence, so there are no next sentences. Put the sentences of a "
-            "document on adjacent lines, with a blank line between documents, or pass --no_nsp."
-        )
 
 
 def make_dataset(
@@ -172,8 +147,12 @@ def make_dataset(
     if dataset.next_share is not None:
         labels = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[objective][0]})"
     logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, labels)
-    if dataset.next_share in (0, 1):
-        raise InputError(f"{name}: all sentence pairs have the same label. Add text, or pass --no_nsp.")
+    has_no_next = objective == "nsp" and corpus.num_sentences == corpus.num_documents
+    if has_no_next or dataset.next_share in (0, 1):
+        raise InputError(
+            f"{name}: no sentence pairs to learn from. Put the sentences of a document on adjacent lines, with a "
+            "blank line between documents, or pass --no_nsp."
+        )
     return dataset
 
 

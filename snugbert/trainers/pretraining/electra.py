@@ -1,8 +1,7 @@
 """ELECTRA pretraining (Clark et al., 2020): a generator replaces tokens, and a discriminator detects replacements.
 
 The generator is a small masked language model. Each masked token is replaced by a token sampled from its prediction.
-The discriminator reads the result and predicts for every token whether it was replaced. Fine-tuning uses the
-discriminator. Both models share their embeddings, including the LayerNorm, as in the original release.
+Both models share their embeddings, including the LayerNorm, as in the original release.
 
 Shapes: B rows and L columns of a batch, M masked tokens, V vocabulary size.
 """
@@ -20,7 +19,6 @@ from transformers.utils import ModelOutput
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size
 from snugbert.data.languages import read_language, store_language
-from snugbert.errors import InputError, join_lines
 from snugbert.families.loading import GENERATOR_FOLDER, load_config, load_model
 from snugbert.kernels_snugbert import has_own_kernels
 from snugbert.modeling_snugbert import (
@@ -87,17 +85,12 @@ class ElectraPair(SnugBertPreTrainedModel):
     ) -> ElectraOutput:
         """Trains both models on a batch. No gradient flows from the discriminator to the generator's predictions.
 
-        `labels` (B, L) has the original ids of masked tokens, and -100 elsewhere. `replacement_keys` (M,) has a random
-        int64 for each masked token, which determines its replacement. `num_items_in_batch` counts masked tokens in the
-        global batch, and `num_tokens_in_batch` all tokens without padding. `sparse_prediction` is ignored: the
-        generator computes masked tokens only.
+        `replacement_keys` (M,) has a random int64 for each masked token, which determines its replacement.
+        `num_items_in_batch` counts masked tokens in the global batch, and `num_tokens_in_batch` all tokens without
+        padding. `sparse_prediction` is ignored: the generator computes masked tokens only.
         """
-        inputs = {
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            **kwargs,
-        }
+        inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
+        inputs |= kwargs
         generated = self.generator(
             input_ids,
             labels=labels,
@@ -137,11 +130,9 @@ def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_key
     Divides each probability by an exponential random number and takes the largest quotient. In the logarithm, this is
     Gumbel-max, as in the original release. The random numbers are hashes: the key of the row and the key of the
     vocabulary entry, multiplied modulo 2^64. So a batch carries one random number per masked token, not one per logit,
-    and CPUs and GPUs draw the same tokens, up to rounding of the logits. Each product is uniform, because multiplying
-    by an odd number modulo 2^64 is a bijection. The products of a row are not independent, but the frequencies of
-    tokens do not differ measurably from the softmax (chi-squared tests). Rows are independent, because their keys are.
-
-    The keys are random int64. The keys of the vocabulary are odd, and the same in every step.
+    and CPUs and GPUs draw the same tokens, up to rounding of the logits. The keys are random int64, and the keys of
+    the vocabulary are odd, so each product is uniform. The products of a row are not independent, but the frequencies
+    of tokens do not differ measurably from the softmax (chi-squared tests).
     *Shape:* (M, V), (M,), (V,) -> (M,)
     """
     rows = max(1, (NUMBERS_ON_CPU if has_own_kernels(logits) else NUMBERS_ON_GPU) // logits.shape[-1])
@@ -157,11 +148,7 @@ def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_key
 def load_pair(
     model_args: ModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, generator_size: float
 ) -> ElectraPair:
-    """Loads a discriminator and its generator, or builds them with random weights.
-
-    `config` is the discriminator's, from [`load_config`]. If the checkpoint has no generator, the generator gets
-    random weights and the size of [`shrink_config`].
-    """
+    """Loads a discriminator with this `config` and its generator, or builds them with random weights."""
     config.architectures = [SnugBertForReplacedTokenDetection.__name__]  # AutoModelForPreTraining maps to two classes
     discriminator = load_model(AutoModelForPreTraining, model_args, config)
     folder = find_generator(model_args)
@@ -172,7 +159,6 @@ def load_pair(
         logger.info("generator: %s (--generator_size has no effect)", folder)
         generator_args = replace(model_args, model_name_or_path=str(folder), config_name=None, config_overrides=None)
         generator_config = load_config(generator_args, tokenizer)
-        _check_generator(folder, generator_config, config)
         store_language(read_language(config), generator_config)
         generator_config.hidden_dropout_prob = config.hidden_dropout_prob
         generator_config.attention_probs_dropout_prob = config.attention_probs_dropout_prob
@@ -188,34 +174,17 @@ def find_generator(model_args: ModelArguments) -> Path | None:
     checkpoint = Path(name)
     if not checkpoint.is_dir():
         hub = {name: value for name, value in model_args.hub.items() if name != "trust_remote_code"}
-        try:  # with config.json, because huggingface_hub warns if no file matches
-            files = ["config.json", f"{GENERATOR_FOLDER}/*"]
-            checkpoint = Path(snapshot_download(name, allow_patterns=files, **hub))
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot download {name}/{GENERATOR_FOLDER}: {join_lines(error)}") from error
+        files = ["config.json", f"{GENERATOR_FOLDER}/*"]  # huggingface_hub warns if no file matches
+        checkpoint = Path(snapshot_download(name, allow_patterns=files, **hub))
     folder = checkpoint / GENERATOR_FOLDER
     return folder if folder.is_dir() else None
-
-
-def _check_generator(folder: Path, generator: SnugBertConfig, discriminator: SnugBertConfig) -> None:
-    """Checks that both models can share their embeddings."""
-    sizes = {"embedding_size": tuple(map(compute_embedding_size, (generator, discriminator)))}
-    for name in ("vocab_size", "max_position_embeddings", "type_vocab_size", "position_embedding_type"):
-        sizes[name] = getattr(generator, name), getattr(discriminator, name)
-    for name, (value, other) in sizes.items():
-        if value != other:
-            raise InputError(
-                f"{folder}: {name} is {value}, but {other} in the discriminator, which shares the embeddings. To "
-                "start with a new generator, move this folder away."
-            )
 
 
 def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
     """Returns the configuration of a generator: narrower layers, but the same number and the same embeddings.
 
-    `size` is the width of the generator, as a share of the discriminator's. The number of attention heads is rounded,
-    to at least 2. The size of a head is rounded to a multiple of 8, because GPU kernels pad other sizes. The
-    feed-forward size keeps its ratio to the width.
+    `size` is the width of the generator, as a share of the discriminator's. It has at least 2 attention heads. Their
+    size is a multiple of 8, because GPU kernels pad other sizes.
     """
     heads = max(min(2, config.num_attention_heads), round(config.num_attention_heads * size))
     hidden_size = heads * 8 * max(1, round(config.hidden_size * size / heads / 8))

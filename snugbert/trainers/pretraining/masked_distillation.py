@@ -8,17 +8,14 @@ tokens only, as with their `--restrict_ce_to_mask`.
 Shapes: B rows and L columns of a batch, T tokens, M masked tokens, V vocabulary size, H hidden size.
 """
 
-import copy
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import ModelOutput
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
@@ -33,23 +30,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 )
 from snugbert.trainers.pretraining.scores import get_mlm_logits
 
-# A student may change these fields. They do not affect the weights.
-DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class DistillationOutput(ModelOutput):
-    """Output of [`distill`]: its loss, the student's logits, and the parts of the loss, detached, for logging."""
-
-    loss: torch.Tensor | None = None  # 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`. *Shape:* ()
-    logits: torch.Tensor | None = None  # of the masked tokens. *Shape:* (M, V)
-    seq_relationship_logits: torch.Tensor | None = None  # None without pairs. *Shape:* (N, 2)
-    mlm_loss: torch.Tensor | None = None
-    nsp_loss: torch.Tensor | None = None
-    soft_loss: torch.Tensor | None = None
-    cos_loss: torch.Tensor | None = None
 
 
 def distill(
@@ -58,13 +39,14 @@ def distill(
     inputs: Mapping[str, Any],
     denominators: Mapping[str, torch.Tensor],
     with_hidden_states: bool,
-) -> DistillationOutput:
-    """Runs both models on a batch and computes the loss of the student.
+) -> dict[str, torch.Tensor]:
+    """Runs both models on a batch. Returns the loss of the student, its logits, and the parts of the loss, detached.
 
-    The student, which may be wrapped for several processes, is in training mode, the teacher in evaluation mode. The
-    `denominators` are counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch` (without
-    padding) and, with sentence pairs, `num_sequences_in_batch`. To compare the last hidden states, which must have the
-    same size, both models compute the last layer for all tokens, and not only for masked tokens.
+    The loss is 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`, if there are such parts.
+
+    The `denominators` are counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch`
+    (without padding) and, with sentence pairs, `num_sequences_in_batch`. To compare the last hidden states, which must
+    have the same size, both models compute the last layer for all tokens, and not only for masked tokens.
     """
     options = {"output_last_hidden_state": with_hidden_states, "sparse_prediction": True, "return_dict": True}
     with torch.no_grad():
@@ -74,31 +56,21 @@ def distill(
     logits = get_mlm_logits(outputs)
     soft_loss = sum_soft_losses(logits, get_mlm_logits(taught)) / denominators["num_items_in_batch"].clamp(min=1)
     loss = LABEL_WEIGHT * outputs["loss"] + SOFT_WEIGHT * soft_loss
-    cos_loss = None
+    parts = {"soft_loss": soft_loss, "mlm_loss": outputs.get("mlm_loss", outputs["loss"])}
     if with_hidden_states:
         last = outputs["hidden_states"][-1], taught["hidden_states"][-1]
         cos_loss = sum_cosine_losses(*last, inputs.get("attention_mask")) / denominators["num_tokens_in_batch"]
+        parts["cos_loss"] = cos_loss
         loss = loss + COSINE_WEIGHT * cos_loss
-    return DistillationOutput(
-        loss=loss,
-        logits=logits,
-        seq_relationship_logits=outputs.get("seq_relationship_logits"),
-        mlm_loss=outputs.get("mlm_loss", outputs["loss"]).detach(),
-        nsp_loss=outputs.get("nsp_loss"),
-        soft_loss=soft_loss.detach(),
-        cos_loss=None if cos_loss is None else cos_loss.detach(),
-    )
+    pairs = {name: outputs[name] for name in ("seq_relationship_logits", "nsp_loss") if name in outputs}
+    return {"loss": loss, "logits": logits, **pairs, **{name: part.detach() for name, part in parts.items()}}
 
 
 def prepare_teacher(teacher: PreTrainedModel, config: SnugBertConfig, device: torch.device) -> None:
     """Moves the teacher to the device of the model with this `config`, and freezes it."""
-    if not hasattr(teacher, "_predict_tokens") or teacher.config.vocab_size != config.vocab_size:
-        raise InputError(
-            "PretrainingTrainer: the teacher must be a SnugBertForMaskedLM or SnugBertForPreTraining with the "
-            "vocabulary of the model."
-        )
     torch.nn.Module.to(teacher, device)
     teacher.requires_grad_(False).eval()
+    logger.info("teacher: %s parameters, not trained", f"{teacher.num_parameters():,}")
     if teacher.config.hidden_size != config.hidden_size:
         logger.info("Teacher and student have different hidden sizes. The loss on hidden states is omitted.")
 
@@ -153,13 +125,10 @@ def sum_cosine_losses(
     return (losses if attention_mask is None else losses.masked_fill(attention_mask == 0, 0)).sum()
 
 
-# --- loading ----------------------------------------------------------------------------------------------------
-
-
-def load_teacher_config(
+def load_teacher(
     model_args: PretrainingModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase
-) -> SnugBertConfig:
-    """Loads the configuration of the teacher. `config` and `tokenizer` are the student's."""
+) -> PreTrainedModel:
+    """Loads the teacher. `config` and `tokenizer` are the student's."""
     teacher_args = model_args.as_teacher()
     own_tokenizer = load_tokenizer(teacher_args)
     teacher_config = load_config(teacher_args, own_tokenizer)
@@ -168,19 +137,4 @@ def load_teacher_config(
             f"--teacher_name_or_path: the vocabulary of {model_args.teacher_name_or_path} differs from the student's. "
             "Teacher and student predict the same tokens, so they need the same vocabulary."
         )
-    if model_args.num_student_layers is not None:
-        ours, theirs = config.to_dict(), teacher_config.to_dict()
-        changed = [field for field in ours if ours[field] != theirs.get(field) and field not in DROPOUTS]
-        if changed:
-            raise InputError(
-                f"--config_overrides: {', '.join(changed)} cannot be changed, because the student starts from the "
-                f"teacher's layers. Only {' and '.join(DROPOUTS)} can be changed."
-            )
-    return teacher_config
-
-
-def load_teacher(model_args: PretrainingModelArguments, teacher_config: SnugBertConfig) -> PreTrainedModel:
-    """Loads the teacher with the configuration of [`load_teacher_config`]."""
-    teacher = load_model(AutoModelForMaskedLM, model_args.as_teacher(), copy.deepcopy(teacher_config), trained=True)
-    logger.info("teacher: %s parameters, not trained", f"{teacher.num_parameters():,}")
-    return teacher
+    return load_model(AutoModelForMaskedLM, teacher_args, teacher_config, trained=True)

@@ -5,13 +5,9 @@ import functools
 import logging
 import shutil
 import tempfile
-import textwrap
-import time
-from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from torch.utils.data import Subset
@@ -25,30 +21,17 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.cli.model_arguments import StudentArguments
-from snugbert.cli.parser import changed_flags, format_command
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
 from snugbert.families.students import choose_student_layers, hash_model, make_student
 from snugbert.progress import format_duration
 from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.storage.urls import hide_credentials
-from snugbert.trainers.dry_run import (
-    EVALUATED_BATCHES,
-    as_dry_run,
-    as_steps,
-    describe_peak,
-    describe_seconds,
-    describe_steps,
-    print_plan,
-    seconds_since_start,
-    shared_folder,
-    time_steps,
-)
+from snugbert.trainers.dry_run import as_dry_run, run_dry, shared_folder
 from snugbert.trainers.pretraining.batches import (
     Phase,
     choose_batch_sizes,
@@ -66,8 +49,8 @@ from snugbert.trainers.pretraining.corpora import (
     open_prepared,
 )
 from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
-from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
-from snugbert.trainers.pretraining.masked_distillation import load_teacher, load_teacher_config
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.masked_distillation import load_teacher
 from snugbert.trainers.pretraining.pretraining_arguments import (
     PAIR_TASKS,
     PretrainingArguments,
@@ -77,20 +60,14 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 from snugbert.trainers.pretraining.pretraining_guidance import describe_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
-from snugbert.trainers.run.checkpoints import step_of
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, lock_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
-from snugbert.trainers.run.run_settings import (
-    check_data_settings,
-    check_max_steps,
-    check_run_settings,
-    collect_training_settings,
-)
-from snugbert.trainers.run.stopping import raise_if_interrupted
+from snugbert.trainers.run.run_settings import check_data_settings, check_run_settings
 
 logger = logging.getLogger(__name__)
 
-FINE_TUNING_FILES = {"train_file": "train.csv", "validation_file": "dev.csv"}  # in the suggested next command
+# What a run writes and prints. Only ELECTRA has a generator, and a short run has no plot.
+WRITTEN = {"model": "", "generator": GENERATOR_FOLDER, "plot": TRAINING_PLOT, "model card": "README.md"}
 
 
 def pretrain(
@@ -104,12 +81,14 @@ def pretrain(
     training_args.do_eval |= bool(data_args.validation_file)
     if data_args.show:
         training_args.do_train, training_args.do_eval, data_args.validation_file = True, False, []
-        data_args.parsed_phases = data_args.parsed_phases[:1]
+        data_args.parsed_phases = [data_args.parsed_phases[0]._replace(share=1.0)]
     set_up(training_args)
     _check_arguments(model_args, data_args)
     tokenizer = load_tokenizer(model_args)
     check_ids(tokenizer, str(model_args.tokenizer_source))
-    config, teacher_config, layers = _load_configs(model_args, data_args, tokenizer)
+    config = load_config(model_args, tokenizer)
+    teacher = load_teacher(model_args, config, tokenizer) if model_args.teacher_name_or_path is not None else None
+    layers = _adapt_config(config, teacher, model_args, data_args)
     choose_batch_sizes([phase.max_seq_length for phase in data_args.parsed_phases], training_args)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
@@ -125,24 +104,27 @@ def pretrain(
         with raise_together():
             prepared = open_prepared(data_args, tokenizer, epochs_dir / "blocks")
         data_args.language = _choose_language(model_args, data_args.language, prepared, tokenizer, config)
+        prepare_data = functools.partial(
+            _prepare_data, data_args, training_args, tokenizer, model_args.cache_dir, prepared, epochs_dir
+        )
         if data_args.show:
-            data = _prepare_data(data_args, training_args, tokenizer, model_args.cache_dir, prepared, epochs_dir)
-            _show_examples(data.datasets[0], collator, data_args.show)
+            _show_examples(prepare_data().phases[0].dataset, collator, data_args.show)
             return
         stack.enter_context(lock_output_dir(training_args))  # creates the folder
-        if training_args.should_save:
-            for unfinished in epochs_dir.glob("*.unfinished"):  # tables of a killed run
-                unfinished.unlink(missing_ok=True)
-        teacher = load_teacher(model_args, teacher_config) if teacher_config and training_args.do_train else None
-        initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
-        checkpoint = _find_checkpoint(training_args, initial_weights, config) if training_args.do_train else None
+        checkpoint = None
+        if training_args.do_train:
+            checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir)
         set_seed(training_args.seed)
-        model = _load_model(model_args, data_args, config, tokenizer, teacher_config, layers)
+        model = _load_model(model_args, data_args, config, tokenizer, teacher, layers)
+        logger.info("model: %s parameters", f"{model.num_parameters():,}")
         if training_args.do_train:
             _check_training(model, training_args)
-        data = _prepare_data(data_args, training_args, tokenizer, model_args.cache_dir, prepared, epochs_dir)
-        if checkpoint is not None and not data_args.allow_changed_data:
-            check_data_settings(checkpoint, PretrainingTrainer.kind, data.settings)
+        data = prepare_data()
+        initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
+        if checkpoint is not None:  # the trainer compares all other settings
+            check_run_settings(checkpoint, PretrainingTrainer.kind, initial_weights)
+            if not data_args.allow_changed_data:
+                check_data_settings(checkpoint, PretrainingTrainer.kind, data.settings)
         is_new = model_args.model_name_or_path is None and data_args.objective != "electra"
         if is_new and data.phases and data.train_corpus is not None:
             logger.info("recipe: %s", describe_recipe(config, data.train_corpus.num_tokens))
@@ -152,23 +134,29 @@ def pretrain(
                 first_window = dataset.windows.list_blocks(Window(0, 0))  # the text may be larger than the disk
                 initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed, first_window)
                 wait_for_all()  # this takes long. DDP then sends the weights of the first process to all
-        validation = data.validation
+        validation: Any = data.validation
+        if validation is not None:
+            validation = Subset(validation, range(len(validation))[: data_args.max_eval_samples])
         make_trainer = functools.partial(
-            _make_trainer,
+            PretrainingTrainer,
             model=model,
-            eval_dataset=validation and Subset(validation, range(len(validation))[: data_args.max_eval_samples]),
+            eval_dataset=validation,
             data_collator=collator,
             processing_class=tokenizer,
             data_settings=data.settings,
+            command_settings=initial_weights,
             teacher=teacher,
         )
         if training_args.dry_run:
-            _run_dry(make_trainer, training_args, data, checkpoint)
+            parts = {"training": functools.partial(make_trainer, phases=data.phases)}
+            if len(data.phases) > 1:
+                each = [functools.partial(make_trainer, phases=[phase]) for phase in data.phases]
+                parts = {f"phase {number}": make for number, make in enumerate(each, start=1)}
+            run_dry(parts, training_args, checkpoint, [] if validation is None else [validation])
             return
         trainer = make_trainer(args=training_args, phases=data.phases)
-        trainer.run_settings.command_settings = initial_weights
-        trainer.is_command, trainer.base_model = True, model_args.model_name_or_path
-        _run(trainer, data, checkpoint, epochs_dir, changed_flags(model_args, ["cache_dir"]))
+        trainer.base_model = model_args.model_name_or_path
+        _run(trainer, data, checkpoint, epochs_dir)
 
 
 def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:
@@ -183,42 +171,38 @@ def _check_arguments(model_args: PretrainingModelArguments, data_args: Pretraini
     ):
         if are_given:
             raise InputError(f"--{flags[0]} cannot be combined with --{flags[1]}. Remove one of these flags.")
-    if bigrams and not (data_args.train_file or data_args.dataset_name or data_args.corpus):
-        raise InputError("--bigram_init needs training text. Pass --train_file, --dataset_name or --corpus.")
 
 
-def _load_configs(
-    model_args: PretrainingModelArguments, data_args: PretrainingDataArguments, tokenizer: PreTrainedTokenizerBase
-) -> tuple[SnugBertConfig, SnugBertConfig | None, list[int] | None]:
-    """Loads and checks the configurations of the model and of its teacher. Also returns the layers of a student."""
-    config, teacher_config, layers = load_config(model_args, tokenizer), None, None
-    configs = {str(model_args.model_name_or_path or model_args.config_name): config}
+def _adapt_config(
+    config: SnugBertConfig,
+    teacher: PreTrainedModel | None,
+    model_args: PretrainingModelArguments,
+    data_args: PretrainingDataArguments,
+) -> list[int] | None:
+    """Adapts a configuration to the arguments, and checks it. Returns the teacher's layers that a student keeps."""
+    layers = None
+    configs: dict[str, Any] = {str(model_args.model_name_or_path or model_args.config_name): config}
     if data_args.objective == "electra" and model_args.model_name_or_path is None:
         given = model_args.config_overrides or ""
         config.update({name: value for name, value in ELECTRA_HEADS.items() if f"{name}=" not in given})
-    if model_args.teacher_name_or_path is not None:
-        teacher_config = load_teacher_config(model_args, config, tokenizer)
+    if teacher is not None:
+        configs = {str(model_args.teacher_name_or_path): teacher.config} | configs
         if model_args.num_student_layers is not None:
             number, which = model_args.num_student_layers, model_args.student_layers
-            layers = choose_student_layers(teacher_config.num_hidden_layers, number, which)
+            layers = choose_student_layers(teacher.config.num_hidden_layers, number, which)
             config.num_hidden_layers = number
-        configs = {model_args.teacher_name_or_path: teacher_config} | configs
     if data_args.bigram_init:
         check_bigram_config(config)
+    lengths = [data_args.max_seq_length, *(phase.max_seq_length for phase in data_args.parsed_phases)]
     for name, each in configs.items():
-        limit = min(LONGEST_EXAMPLE, compute_max_length(each))
-        for length in (data_args.max_seq_length, *(phase.max_seq_length for phase in data_args.parsed_phases)):
-            if not SHORTEST_EXAMPLE <= length <= limit:
-                flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
-                raise InputError(
-                    f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the limit of {name} ({limit})."
-                )
+        if max(lengths) > (limit := compute_max_length(each)):
+            raise InputError(f"--max_seq_length or --phases: {max(lengths)} is above the limit of {name} ({limit}).")
         if data_args.dataset_objective in PAIR_TASKS and each.type_vocab_size < 2:
             raise InputError(
                 f"--objective {data_args.objective}: sentence pairs need two token types, but {name} has "
                 f"{each.type_vocab_size}. Use --objective mlm."
             )
-    return config, teacher_config, layers
+    return layers
 
 
 def _choose_language(
@@ -243,8 +227,7 @@ def _choose_language(
 
 def _show_examples(dataset: Any, collator: SnugBertDataCollatorForPretraining, number: int) -> None:
     """Prints the first training examples with their masks, as the model sees them."""
-    legend = ELECTRA_LEGEND if collator.replacement_keys else LEGEND
-    print(f"\n{textwrap.fill(legend, shutil.get_terminal_size().columns)}")
+    print(f"\n{ELECTRA_LEGEND if collator.replacement_keys else LEGEND}")
     for index in range(min(number, len(dataset))):
         shown = dataset[index] | {"mlm_probability": collator.mask_rates[0]}
         print(f"\n{index + 1}. {collator.describe(shown, dataset.objective)}")
@@ -270,46 +253,25 @@ def _collect_initial_weights(
     return initial_weights
 
 
-def _find_checkpoint(
-    training_args: PretrainingArguments, initial_weights: dict[str, Any], config: SnugBertConfig
-) -> str | None:
-    """Returns the checkpoint to resume from. Compares its settings before text is prepared."""
-    checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir)
-    if checkpoint is not None:  # the trainer compares again
-        settings = initial_weights | collect_training_settings(training_args, config)
-        check_run_settings(checkpoint, PretrainingTrainer.kind, settings)
-        check_max_steps(checkpoint, training_args)
-    return checkpoint
-
-
 def _load_model(
     model_args: PretrainingModelArguments,
     data_args: PretrainingDataArguments,
     config: SnugBertConfig,
     tokenizer: PreTrainedTokenizerBase,
-    teacher_config: SnugBertConfig | None,
+    teacher: PreTrainedModel | None,
     layers: list[int] | None,
 ) -> PreTrainedModel:
     """Loads the model. A student starts from `layers` of the teacher. Other heads start from random weights."""
     if data_args.objective == "electra":
-        pair = load_pair(model_args, config, tokenizer, data_args.generator_size)
-        logger.info(
-            "model: %s parameters (discriminator: %s, generator: %s, embeddings are shared)",
-            *(f"{each.num_parameters():,}" for each in (pair, pair.discriminator, pair.generator)),
-        )
-        return pair
+        return load_pair(model_args, config, tokenizer, data_args.generator_size)
     config.architectures = []  # an ELECTRA class would select ELECTRA's head
     auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
-    source: StudentArguments = model_args
-    if teacher_config is not None and layers is not None:
-        logger.info("student: layers %s of the teacher's %d", layers, teacher_config.num_hidden_layers)
-        source, config = model_args.as_teacher(), copy.deepcopy(config)
-        config.num_hidden_layers = teacher_config.num_hidden_layers
-    model: PreTrainedModel = load_model(auto_class, source, config)
-    if layers is not None:
-        model = make_student(model, layers)
-    logger.info("model: %s parameters", f"{model.num_parameters():,}")
-    return model
+    if teacher is not None and layers is not None:
+        logger.info("student: layers %s of the teacher's %d", layers, teacher.config.num_hidden_layers)
+        config = copy.deepcopy(config)
+        config.num_hidden_layers = teacher.config.num_hidden_layers
+        return make_student(load_model(auto_class, model_args.as_teacher(), config), layers)
+    return load_model(auto_class, model_args, config)
 
 
 def _check_training(model: PreTrainedModel, training_args: PretrainingArguments) -> None:
@@ -318,28 +280,18 @@ def _check_training(model: PreTrainedModel, training_args: PretrainingArguments)
     models = (model.discriminator, model.generator) if isinstance(model, ElectraPair) else (model,)
     check_disk_space(training_args, [parameter for each in models for parameter in each.parameters()])
     # Creates an optimizer and a schedule without data.
-    args = copy.copy(training_args)
-    args.push_to_hub, args.eval_strategy = False, IntervalStrategy.NO
-    args.output_dir = tempfile.gettempdir()  # Trainer creates the folder
+    args = as_dry_run(training_args, tempfile.gettempdir())
+    args.report_to, args.eval_strategy = training_args.report_to, IntervalStrategy.NO
     steps = args.max_steps if args.max_steps > 0 else 10**9
-    _make_trainer(model=model, args=args).create_optimizer_and_scheduler(steps)
-
-
-def _make_trainer(**arguments: Any) -> PretrainingTrainer:
-    try:
-        return PretrainingTrainer(**arguments)
-    except (ValueError, RuntimeError, ImportError) as error:  # Trainer rejects an argument, such as a reporter
-        raise InputError(str(error)) from error
+    PretrainingTrainer(model=model, args=args).create_optimizer_and_scheduler(steps)
 
 
 @dataclass
 class _Data:
-    """The text of a run and its examples. Without training, there are no datasets, phases and settings."""
+    """The text of a run and its examples. Without training, there are no phases and settings."""
 
     train_corpus: Corpus | None
-    datasets: list[PretrainingDataset] = field(default_factory=list)  # one for each phase
     phases: list[Phase] = field(default_factory=list)
-    phase_texts: list[str] = field(default_factory=list)  # describe the phases
     settings: dict[str, Any] = field(default_factory=dict)
     validation: PretrainingDataset | None = None
 
@@ -360,15 +312,12 @@ def _prepare_data(
     data = _Data(train_corpus)
     if do_train and train_corpus is not None:
         seed = training_args.examples_seed
-        data.datasets = [
+        datasets = [
             make_examples(train_corpus, "training text", length, seed=seed, objective=objective)
             for length, _, objective in data_args.parsed_phases
         ]
-        if data_args.show:
-            return data
-        data.phases = plan_phases(data.datasets, [phase.share for phase in data_args.parsed_phases], training_args)
-        data.phase_texts = describe_phases(data.phases)
-        for text in data.phase_texts:
+        data.phases = plan_phases(datasets, [phase.share for phase in data_args.parsed_phases], training_args)
+        for text in describe_phases(data.phases):
             logger.info("training: %s", text)
         data.settings = collect_example_settings(train_corpus, data.phases, data_args, training_args)
     if validation_corpus is not None:
@@ -377,18 +326,12 @@ def _prepare_data(
     return data
 
 
-def _run(
-    trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epochs_dir: Path, hub_flags: dict[str, Any]
-) -> None:
-    """Trains, evaluates and reports. `hub_flags` belong to the suggested next command."""
-    args = trainer.args
+def _run(trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epochs_dir: Path) -> None:
+    """Trains, evaluates and reports."""
+    args, output_dir = trainer.args, Path(trainer.args.output_dir or "")
     if args.do_train:
         trainer.checks_output_dir = False  # the folder was checked before the text was prepared
-        trained = trainer.train(resume_from_checkpoint=checkpoint).metrics
-        raise_if_interrupted(trainer)
-        trainer.save_model(_internal_call=True)  # an external call would push before the card is written
-        trainer.save_metrics("train", trained)
-        trainer.save_state()
+        trained = trainer.train_and_save(checkpoint)
     metrics, baselines = _evaluate(trainer, data)
     if args.local_process_index == 0:
         shutil.rmtree(epochs_dir, ignore_errors=True)
@@ -400,7 +343,9 @@ def _run(
             print(f"\nTrained {trainer.state.global_step:,} steps{after} {duration}.")
         if data.validation is not None:
             print(f"\n{format_comparison(metrics, baselines, PAIR_TASKS.get(data.validation.objective))}")
-        _print_files(Path(args.output_dir or ""), args.do_train, bool(metrics), hub_flags)
+        results = {"metrics": "eval_results.json"} if metrics else {}  # not of an earlier run
+        files = {name: output_dir / file for name, file in ((WRITTEN if args.do_train else {}) | results).items()}
+        print("", *(f"{name:<12}{file}" for name, file in files.items() if file.exists()), sep="\n")
     if args.do_train and args.push_to_hub:
         trainer.push_to_hub()
 
@@ -419,52 +364,3 @@ def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float
     metrics |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
     trainer.save_metrics("eval", metrics)
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines
-
-
-def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: dict[str, Any]) -> None:
-    files = {"model": "", "generator": GENERATOR_FOLDER, "plot": TRAINING_PLOT, "model card": "README.md"}
-    results = {"metrics": "eval_results.json"} if evaluated else {}  # not of an earlier run
-    print()
-    for name, file in ((files if trained else {}) | results).items():
-        if (output_dir / file).exists():  # only ELECTRA has a generator, and a short run has no plot
-            print(f"{name:<12}{output_dir / file}")
-    if trained:
-        flags = {"model_name_or_path": output_dir, **hub_flags, **FINE_TUNING_FILES, "output_dir": "classifier"}
-        print(f"\nNext, fine-tune the model on texts with labels:\n  {format_command('glue', flags)}")
-
-
-def _run_dry(
-    make_trainer: Callable[..., PretrainingTrainer], args: PretrainingArguments, data: _Data, checkpoint: str | None
-) -> None:
-    """Takes the first steps of each phase in memory, and prints the plan of the run. Every process must call this.
-
-    `checkpoint` is the folder to resume from.
-    """
-    start, phases = seconds_since_start(), data.phases
-    steps = sum(phase.steps for phase in phases)
-    rows = {} if data.train_corpus is None else {"text": str(data.train_corpus)}
-    done = 0 if checkpoint is None else step_of(Path(checkpoint))
-    training = evaluation = 0.0
-    watches = []
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(args=as_dry_run(args, folder), phases=phases)
-        rows["model"] = f"{sum(parameter.numel() for parameter in trainer.model.parameters()):,} parameters"
-        interval = as_steps(trainer.args.eval_steps or 1, steps)  # of the whole run
-        evaluations = 1 + (steps // interval if trainer.args.eval_strategy == "steps" else 0)
-        for number, (phase, text) in enumerate(zip(phases, data.phase_texts, strict=True)):
-            trainer = make_trainer(args=as_dry_run(args, f"{folder}/{number}"), phases=[phase])
-            watches.append(time_steps(trainer))
-            left, done = max(phase.steps - done, 0), max(done - phase.steps, 0)
-            training += left * mean(watches[-1].seconds)
-            rest = "" if checkpoint is None else f", {left:,} left after {checkpoint}"
-            rows["training" if len(phases) == 1 else f"phase {number + 1}"] = text + rest
-        rows |= describe_steps(args, steps) if phases else {"memory": describe_peak(args.device)}
-        dataset: Any = trainer.eval_dataset
-        if dataset is not None:
-            rows["evaluation"] = f"{evaluations} x {format_count(len(dataset), 'example')}"
-            number = min(len(dataset), EVALUATED_BATCHES * trainer.args.eval_batch_size * trainer.args.world_size)
-            begin = time.perf_counter()
-            trainer.evaluate(Subset(dataset, range(number)))
-            evaluation = evaluations * (time.perf_counter() - begin) * len(dataset) / number
-    rows["time"] = describe_seconds(start, training, evaluation, watches)
-    print_plan(str(args.output_dir), rows)

@@ -1,8 +1,7 @@
 """Trainer for masked tokens and sentence pairs, masked tokens alone, or ELECTRA, with or without a teacher.
 
-All losses have exact denominators: the labeled tokens, the sentence pairs and the tokens of the whole batch, over all
-accumulated batches and processes. Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the
-state of the log, so a run that was killed and resumed ends with the weights and the log of an uninterrupted run.
+Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the state of the log, so a run that was
+killed and resumed ends with the weights and the log of an uninterrupted run.
 
 Shapes: a batch has N sequences.
 """
@@ -57,9 +56,9 @@ from snugbert.trainers.pretraining.scores import (
     sum_per_sequence,
 )
 from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, find_peak_flops
-from snugbert.trainers.run.folder import ClearOutputDir, check_output_dir
+from snugbert.trainers.run.folder import ClearOutputDir
 from snugbert.trainers.run.processes import use_one_gpu
-from snugbert.trainers.trainer import RunTrainer
+from snugbert.trainers.trainer import RunTrainer, naming_flags
 
 logger = logging.getLogger(__name__)
 
@@ -75,26 +74,13 @@ class PretrainingTrainer(RunTrainer):
     `"mlm"`. Batches may be packed or padded. A [`PretrainingDataset`] with [`SnugBertDataCollatorForPretraining`] has
     new examples and masks in every epoch.
 
-    - All losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
-      process equals two. A collator that masks at random may draw different masks if the batches are split
-      differently. Our collator on a [`PretrainingDataset`] draws the same masks.
+    - All losses are exact: their denominators are the labeled tokens, the sentence pairs and the tokens of the whole
+      batch, over all accumulated batches and processes. Only a collator of your own may draw other masks if batches
+      are split differently.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
-    - The output folder gets the log, `metrics.jsonl`, its plot, `training.png`, and the model card, `README.md`.
-    - An output folder with another run is refused, unless `overwrite_output_dir` is set.
-    - On SIGTERM and SIGINT (Ctrl-C), training writes a checkpoint and ends. A loss or gradient norm that is not finite
-      is an error. See [`StopSignal`].
-
-    Example:
-
-        trainer = snugbert.PretrainingTrainer(
-            model=model,
-            args=snugbert.PretrainingArguments(output_dir="pretrained", max_steps=100),
-            train_dataset=snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128),
-            data_collator=snugbert.SnugBertDataCollatorForPretraining(tokenizer),
-            processing_class=tokenizer,
-        )
-        trainer.train()
+    - The output folder gets the log, `metrics.jsonl`, its plot, `training.png`, and the model card, `README.md`. A
+      folder with another run is refused, unless `overwrite_output_dir` is set.
 
     Args:
         args: training arguments, as in [`FineTuningTrainer`].
@@ -102,6 +88,8 @@ class PretrainingTrainer(RunTrainer):
         phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
         data_settings: names and JSON values that determine the examples. Checkpoints store them, and
             [`check_data_settings`] compares them.
+        command_settings: further settings that a resumed run compares. Only `snugbert pretrain` passes them. It
+            reports after its evaluation.
         teacher: a masked language model to distill, with the vocabulary of the model, see [`distill`]. It moves to the
             device of the model, and is neither trained nor saved.
         kwargs: as in `Trainer`, except `compute_metrics`, which is fixed.
@@ -109,13 +97,13 @@ class PretrainingTrainer(RunTrainer):
     Attributes:
         phases: phases of the run.
         interrupted: SIGTERM or SIGINT if it ended the last call of `train`. Otherwise None.
-
-    Raises:
-        InputError: `train_dataset` is empty, or the teacher does not fit the model.
     """
 
     kind = "pretraining"
+    checks_output_dir = True
     args: PretrainingArguments
+    # The metrics on the validation text, and of trivial predictions. None: the last evaluation in the log.
+    _metrics: tuple[Mapping[str, float] | None, Mapping[str, float]]
     passes_to_repay_compiling = 0  # compiles runs of any length
 
     def __init__(
@@ -125,6 +113,7 @@ class PretrainingTrainer(RunTrainer):
         train_dataset: SizedDataset | None = None,
         phases: Sequence[Phase] | None = None,
         data_settings: dict[str, Any] | None = None,
+        command_settings: dict[str, Any] | None = None,
         teacher: PreTrainedModel | None = None,
         **kwargs: Any,
     ):
@@ -142,19 +131,17 @@ class PretrainingTrainer(RunTrainer):
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.keep_column("mask_seed")
-        if getattr(self._inner_collator, "masking", "tokens") != "tokens":  # stock collators cannot pad these columns
-            self.keep_column("continues_word")
-        if self._mask_rates is not None:
-            self.keep_column("mlm_probability")
+        self.keep_column("mlm_probability")
+        if getattr(self.data_collator.collate, "masking", "tokens") != "tokens":
+            self.keep_column("continues_word")  # stock collators cannot pad this column
         self.run_settings.data_settings = data_settings or {}
+        self.run_settings.command_settings = command_settings or {}
+        self.is_command = command_settings is not None
         if teacher is not None:
             prepare_teacher(teacher, self.model_config, self.args.device)
-        self.is_command = False  # whether `snugbert pretrain` started the run. It reports after its evaluation
-        self.base_model: str | None = None  # what that command started from
-        self.checks_output_dir = True  # whether `train` refuses an output folder with another run
-        self.write_card = self._write_card
-        self.add_callback(ClearOutputDir)
-        self.add_callback(DrawTraining)
+        self.base_model: str | None = None  # what the command started from
+        for callback in (ClearOutputDir, DrawTraining):
+            self.add_callback(callback)
         self._train_counts: np.ndarray | None = None
         self._metrics_file: MetricsFile | None = None
         self._load_log(TrainerState())
@@ -162,14 +149,7 @@ class PretrainingTrainer(RunTrainer):
     # --- start and end of a run ---------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Extends Trainer's method: also draws `training.png` and writes the model card.
-
-        Raises:
-            InputError: the output folder contains another run, and `overwrite_output_dir` is not set.
-        """
-        if self.checks_output_dir and not resume_from_checkpoint:
-            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)
-        self.checks_output_dir = False  # from now on, the folder contains this run
+        """Extends Trainer's method: also draws `training.png` and writes the model card."""
         try:
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
@@ -194,24 +174,22 @@ class PretrainingTrainer(RunTrainer):
 
         Without `metrics` on the validation text, the card has the last evaluation up to the step of the model.
         """
+        self._metrics = metrics, baselines or {}
         if self.args.should_save:
             draw_log(Path(self.args.output_dir or ""), baselines)
-            try:
-                self._write_card(metrics, baselines)
-            except InputError:
-                raise
-            except Exception as error:  # a model of another library, whose training is complete
-                logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
+            self.write_card()
         self.reports.send([Path(self.args.output_dir or "") / TRAINING_PLOT])
 
-    def _write_card(
-        self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None
-    ) -> None:
+    def write_card(self) -> None:
+        """Writes the model card into the output folder, with the metrics of [`report`]."""
+        metrics, baselines = self._metrics
+        if not self.phases:  # nothing was trained
+            return
         if metrics is None:
             done = [line for line in self.state.log_history if line["step"] <= self.model_step]
             lines = [line for line in done if any(name.startswith("eval_") for name in line)]
             metrics = {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
-        write_run_card(self, metrics, baselines or {})
+        write_run_card(self, metrics, baselines)
 
     def _begin(self, state: TrainerState) -> None:
         self._load_log(state)
@@ -231,16 +209,12 @@ class PretrainingTrainer(RunTrainer):
 
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
+        self._metrics = None, {}
         self.training_log = TrainingLog(self.args.device, self.is_world_process_zero(), self.accelerator.reduce)
         self.training_log.has_teacher = self.teacher is not None
         callbacks: Any = state.stateful_callbacks or {}
         if record := callbacks.get(RECORD_NAME):
-            try:
-                self.training_log.load_state_dict(record)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise InputError(
-                    f"trainer_state.json of the checkpoint is damaged ({error}). Resume from another checkpoint."
-                ) from error
+            self.training_log.load_state_dict(record)
         self._first_step = state.global_step
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -278,28 +252,29 @@ class PretrainingTrainer(RunTrainer):
         self.state.num_input_tokens_seen = self.training_log.tokens_seen
         self.state.stateful_callbacks |= {RECORD_NAME: self.training_log.state_dict()}  # type: ignore[operator]
 
-    def _make_optimizer(self, model: torch.nn.Module | None) -> torch.optim.Optimizer:
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """Extends the base class: adds LAMB and Muon."""
         if self.optimizer is None and self.args.optim in OPTIMIZERS:
             model = model or self.model
-            self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
-        return super()._make_optimizer(model)
+            with naming_flags(self.args, "optim", "optim_args"):
+                self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
+        return super().create_optimizer(model)
 
-    def _make_scheduler(self, num_training_steps: int, optimizer: Any) -> torch.optim.lr_scheduler.LRScheduler:
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> torch.optim.lr_scheduler.LRScheduler:
+        """Extends the base class: the decay of `warmup_stable_decay` has a default."""
         if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
             warmup_steps = self.args.get_warmup_steps(num_training_steps)
-            kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
-            self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)  # type: ignore[arg-type]
+            with naming_flags(self.args, "lr_scheduler_kwargs"):
+                kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
+                self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)  # type: ignore[arg-type]
             self._created_lr_scheduler = True
-        return super()._make_scheduler(num_training_steps, optimizer)
+        return super().create_scheduler(num_training_steps, optimizer)
 
     # --- a step -------------------------------------------------------------------------------------------------
 
-    def _explain_unfilled_rows(self) -> str | None:
-        if isinstance(self.model, ElectraPair):
-            return "ELECTRA's generator has a random number for each labeled token"
-        if self.teacher is not None:
-            return "the losses of a teacher include all tokens"
-        return super()._explain_unfilled_rows()
+    def _can_fill_rows(self) -> bool:
+        # The generator has a random number for each labeled token. The losses of a teacher include all tokens.
+        return not isinstance(self.model, ElectraPair) and self.teacher is None and super()._can_fill_rows()
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
         rows = [(float(batch_size), unwrap_subset(dataset))]
@@ -315,8 +290,6 @@ class PretrainingTrainer(RunTrainer):
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         """Returns the batches of this process, from the first step of this call. accelerate must not split them."""
-        if not self.phases:
-            raise ValueError("PretrainingTrainer: training requires a `train_dataset` or `phases`.")
         sampler = BatchSampler(
             self.phases,
             self.args.gradient_accumulation_steps,
@@ -349,13 +322,9 @@ class PretrainingTrainer(RunTrainer):
         )
 
     @property
-    def _inner_collator(self) -> Any:
-        return getattr(self.data_collator, "collate", None)
-
-    @property
     def _mask_rates(self) -> tuple[float, float] | None:
         """The first and the last share of tokens to mask. None: the share does not change."""
-        first, last = getattr(self._inner_collator, "mask_rates", (0, 0))
+        first, last = getattr(self.data_collator.collate, "mask_rates", (0, 0))
         return None if first == last else (first, last)
 
     def get_batch_samples(
@@ -399,7 +368,7 @@ class PretrainingTrainer(RunTrainer):
             # Only the log reads the logits, unless the caller wants the outputs.
             detaches = not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM)
             options = {"detach_logits": True} if detaches else {}
-            outputs: ModelOutput = model(**inputs, **denominators, **options)
+            outputs: Any = model(**inputs, **denominators, **options)
         else:
             same_size = self.teacher.config.hidden_size == self.model_config.hidden_size
             with self.accelerator.autocast():  # for the teacher

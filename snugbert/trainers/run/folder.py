@@ -23,6 +23,7 @@ from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER
 from snugbert.files import LOCK_NAME, MANIFEST_NAME, LockTaken, holds_lock, lock_file
 from snugbert.progress import format_bytes
+from snugbert.reports.plots import remove_plots
 from snugbert.storage.uploads import RemoteOutput, download_checkpoint, find_output
 from snugbert.trainers.run.checkpoints import (
     UNFINISHED_CHECKPOINT,
@@ -265,6 +266,7 @@ def remove_run(output_dir: Path) -> None:
 
     ELECTRA's generator is removed, too, because a model of another kind would not replace it.
     """
+    remove_plots(output_dir)
     shutil.rmtree(output_dir / UNFINISHED_CHECKPOINT, ignore_errors=True)
     remove_generator(output_dir)
     for path in list_run_files(output_dir):
@@ -281,16 +283,13 @@ def list_run_files(output_dir: Path) -> list[Path]:
     return sorted(path for path in output_dir.iterdir() if WRITTEN_BY_A_RUN.fullmatch(path.name))
 
 
-def check_disk_space(
-    args: TrainingArguments, parameters: Iterable[nn.Parameter], output_dir: Path | None = None
-) -> None:
+def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
     """Checks that the disk of the output folder has space for a checkpoint. Every process must call this.
 
-    Files that the run replaces count as free. A dry run passes the `output_dir` that it leaves unchanged.
+    Files that the run replaces count as free.
     """
-    folder = output_dir or Path(args.output_dir or "")
     with raise_together():
-        _compare_with_free_space(args, list(parameters), folder.absolute())
+        _compare_with_free_space(args, list(parameters), Path(args.output_dir or "").absolute())
 
 
 def _compare_with_free_space(args: TrainingArguments, parameters: list[nn.Parameter], output_dir: Path) -> None:

@@ -163,12 +163,6 @@ def check_data_settings(checkpoint: str, kind: str, settings: Mapping[str, Any])
         check_continuation(record | {"settings": before}, kind, settings, place, remedy)
 
 
-def check_max_steps(checkpoint: str, args: TrainingArguments) -> None:
-    """Checks `--max_steps` before text is prepared. [`apply_new_steps`] checks all runs, when the steps are known."""
-    if args.max_steps > 0:
-        _check_steps(checkpoint, args, args.max_steps, read_state(checkpoint).global_step)
-
-
 def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
     """Applies a different number of steps to the learning rate of a resumed run.
 

@@ -241,8 +241,7 @@ def test_rows_are_filled_as_the_device_the_user_and_the_model_allow(tokenizer, t
     relative = new_model(HEADS[0], position_embedding_type="relative", position_buckets=8)
     assert (multiple(), multiple(pad_to_multiple_of=24)) == (0, 24)
     assert multiple(relative, pad_to_multiple_of=24) == multiple(pad_to_multiple_of=24, pad_to_max_length=True) == 0
-    new_trainer(HEADS[0], tokenizer, tmp_path, model=relative, pad_to_multiple_of=24, max_steps=1).train()
-    assert "--pad_to_multiple_of has no effect: on a GPU, attention pads the sequences." in caplog.text
+    assert "--pad_to_multiple_of has no effect: rows of this run cannot be filled." in caplog.text
     with pytest.raises(InputError, match=r"--pad_to_multiple_of -1 must be at least 0"):
         multiple(pad_to_multiple_of=-1)
     monkeypatch.setattr(FineTuningArguments, "uses_cuda", True)
@@ -257,10 +256,7 @@ def test_rows_are_filled_as_the_device_the_user_and_the_model_allow(tokenizer, t
         assert multiple(own(new_model(HEADS[0]).config), **args) == 0
         assert multiple(data=examples(HEADS[0], 45).to_iterable_dataset(), max_steps=1, **args) == 0
         args |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 9}
-        budget = snugbert.TokenBudgetDataset(examples(HEADS[0], 45), 100)
-        trainer = new_trainer(HEADS[0], tokenizer, tmp_path, budget, **args)
-        sizes = [(batch["input_ids"].shape, batch["labels"].shape) for batch in trainer.get_train_dataloader()]
-        assert len(sizes) > 2 and set(sizes) == {((1, 200), (2 * budget.max_examples + 7,))}
+        trainer = new_trainer(HEADS[0], tokenizer, tmp_path, **args)
         # The rows of an evaluation have a multiple of their own.
         fill = trainer.get_eval_dataloader(examples(HEADS[0], 45)).collate_fn
         assert expected * 3 / 4 <= fill.pad_to_multiple_of < expected * 3 / 4 + 4
@@ -281,7 +277,7 @@ def test_nan_logits_are_an_error(tokenizer, tmp_path):
         trainer.predict(examples(HEADS[0], 5))
     model = new_model(HEADS[0])
     model.load_state_dict(spoiled)
-    with pytest.raises(DivergedError, match=r"test: the logits are NaN\. Try without --fp16"):
+    with pytest.raises(DivergedError, match=r"test: the logits are NaN after step 0\. Try"):
         new_trainer(HEADS[0], tokenizer, tmp_path, model=model).predict(examples(HEADS[0], 5))
 
 

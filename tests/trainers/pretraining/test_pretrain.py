@@ -326,13 +326,12 @@ BAD = [
     ({"validation_file": "nowhere.txt"}, "nowhere.txt: no such file"),
     ({"train_file": "table.csv"}, "table.csv: unknown suffix"),
     ({"validation_file": "other.jsonl"}, "other.jsonl, row 1: no column 'text'"),
-    ({"train_file": "one_document.txt"}, "but the text has only one"),
-    ({"train_file": "one_sentence_each.txt"}, "training text: every document is a single sentence"),
+    ({"train_file": "one_document.txt"}, "training text: Next sentence prediction needs at least two documents"),
+    ({"train_file": "one_sentence_each.txt"}, "training text: no sentence pairs to learn from"),
     ({"config_name": None}, "--model_name_or_path is missing"),
-    ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the limit of tiny (512)"),
+    ({"max_seq_length": 513}, "--max_seq_length or --phases: 513 is above the limit of tiny (512)"),
     ({"attn_implementation": "nope"}, "cannot load the model tiny"),
     ({"bigram_init": "true", "model_name_or_path": "x"}, "--bigram_init cannot be combined with --model_name_or_path"),
-    ({"bigram_init": "true", "train_file": None}, "--bigram_init needs training text. Pass --train_file"),
     ({"optim": "adamw_torc"}, "adamw_torc is not a valid OptimizerNames, please select one of"),
 ]
 

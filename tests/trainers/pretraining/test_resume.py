@@ -42,11 +42,7 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     assert run(small_run | resume | {"train_file": tmp_path / "moved/*.txt", "max_steps": 4}) == 0
     assert "README.md" in (printed := capsys.readouterr().out) and "eval_results.json" not in printed
     (tmp_path / "moved").rename(text)
-    table = tmp_path / "run/epochs/table.unfinished"  # of a killed run
-    table.parent.mkdir()
-    table.touch()
     assert "short_seq_prob" in refusal(short_seq_prob=0.2)
-    assert not table.exists()
     assert "seed" in refusal(data_seed=7)
     assert "batch" in refusal(per_device_train_batch_size=8)
     (text / "b.txt").write_text(lines.replace("w0a", "w0b"))
@@ -69,8 +65,7 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     )
 
 
-def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_checkpoint, monkeypatch, capsys):
-    monkeypatch.setattr("snugbert.trainers.pretraining.pretrain.load_corpora", None)
+def test_changed_settings_are_refused(small_run, with_checkpoint, capsys):
     resume = {"resume_from_checkpoint": "true", "output_dir": with_checkpoint, "max_steps": 6}
     # Otherwise, the card would name other weights than the run started from.
     other_weights = {"config_name": None, "model_name_or_path": with_checkpoint / "checkpoint-4"}

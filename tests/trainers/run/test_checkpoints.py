@@ -57,11 +57,6 @@ def test_machines_without_a_shared_disk_load_the_best_model(tmp_path):
     assert not list((tmp_path / "machine-1").glob("checkpoint-*"))
 
 
-def test_an_unsupported_option_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match="--save_on_each_node is not supported"):
-        make_trainer(tmp_path, save_on_each_node=True)
-
-
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
 def test_a_file_system_that_cannot_sync_folders(number, tmp_path, monkeypatch):
     """As some network and FUSE file systems. Other errors stop the run."""
