@@ -27,7 +27,6 @@ class Command(NamedTuple):
             which import neither models nor datasets.
         function: runs the command. It is called with an instance of each dataclass.
         options: other arguments of the function.
-        opens: names of the arguments whose URLs the function opens. For other URLs, the function gets local copies.
         uploads: name of the argument whose folder is uploaded after the function if it is a URL.
         extra: the extra that the command needs: snugbert[extra].
     """
@@ -38,7 +37,6 @@ class Command(NamedTuple):
     arguments: tuple[str, ...]
     function: str
     options: dict[str, str] = {}
-    opens: tuple[str, ...] = ()
     uploads: str = ""
     extra: str = "train"
 
@@ -66,7 +64,6 @@ COMMANDS = {
         example="--train_file 'corpus/*.txt.gz' --output_dir tokenizer",
         arguments=("vocabulary.vocabulary_arguments.VocabularyArguments",),
         function="vocabulary.train.train_vocabulary",
-        opens=("train_file",),
         uploads="output_dir",
     ),
     "prepare": Command(
@@ -79,7 +76,6 @@ COMMANDS = {
             "data.data_arguments.OutputArguments",
         ),
         function="trainers.pretraining.prepare.run_preparation",
-        opens=("train_file", "output_dir"),
     ),
     "pretrain": Command(
         summary="pretrain a model on a corpus",
@@ -92,7 +88,6 @@ COMMANDS = {
             "trainers.pretraining.pretraining_arguments.PretrainingArguments",
         ),
         function="trainers.pretraining.pretrain.pretrain",
-        opens=("train_file", "validation_file", "corpus"),
     ),
     "glue": Command(
         summary="fine-tune and score a classifier for texts or pairs",
@@ -140,7 +135,6 @@ COMMANDS = {
             "evaluation.evaluation_arguments.EvaluationArguments",
         ),
         function="evaluation.evaluate.evaluate_model",
-        opens=("train_file", "validation_file"),
         uploads="output_dir",
     ),
     "convert": Command(

@@ -6,14 +6,16 @@
 import copy
 import logging
 import os
-from dataclasses import dataclass, field, fields
-from typing import Self
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
 
 import torch
 import torch.distributed as dist
 from transformers import TrainingArguments
 from transformers.utils import strtobool
 
+from snugbert.cli.arguments import argument
+from snugbert.cli.ranges import NOT_NEGATIVE
 from snugbert.errors import InputError, explain_choice
 
 logger = logging.getLogger(__name__)
@@ -44,53 +46,31 @@ class DeviceArguments(TrainingArguments):
     accelerator, `use_cpu` is true.
     """
 
-    # None: the user did not choose. `nargs` and `const` make `--bf16` alone mean true.
-    bf16: bool | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "nargs": "?",
-            "const": True,
-            "help": "Compute in bfloat16. Weights stay in float32. Default: true on Ampere and newer GPUs.",
-        },
-    )
-    torch_compile: bool | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "nargs": "?",
-            "const": True,
-            "help": "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning.",
-        },
-    )
-    dataloader_num_workers: int = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "advanced": True,
-            "help": "Processes that make batches. Default: 4 for each GPU, but no more than CPU cores. 0 on a CPU.",
-        },
-    )
+    help_group: ClassVar[str] = "training"
 
-    report_to: list[str] = field(  # type: ignore[assignment]  # a string is fine, too
-        default_factory=list, metadata={"help": "Also log to one or more of tensorboard, wandb, trackio, mlflow, ..."}
+    bf16: bool | None = argument(  # type: ignore[assignment]
+        None, "Compute in bfloat16. Weights stay in float32. Default: true on Ampere and newer GPUs."
     )
-    dry_run: bool = field(
-        default=False, metadata={"help": "Check everything, print the plan, the memory and the time, then stop."}
+    torch_compile: bool | None = argument(  # type: ignore[assignment]
+        None, "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning."
     )
-    cuda_graphs: bool | None = field(
-        default=None,
-        metadata={
-            "nargs": "?",
-            "const": True,
-            "advanced": True,
-            "help": "Record the kernels of a training step once per batch size. Default: true on a GPU.",
-        },
+    dataloader_num_workers: int = argument(
+        None,
+        "Processes that make batches. Default: 4 for each GPU, but no more than CPU cores. 0 on a CPU.",
+        range=NOT_NEGATIVE,
+        advanced=True,
     )
-    pad_to_multiple_of: int | None = field(
-        default=None,
-        metadata={
-            "advanced": True,
-            "help": "Pad packed batches to a multiple of this number of tokens. Default on a GPU: chosen from the "
-            "lengths of the examples. Default elsewhere: 0 (no padding).",
-        },
+    report_to: list[str] = argument([], "Also log to one or more of tensorboard, wandb, trackio, mlflow, ...")
+    dry_run: bool = argument(False, "Check everything, print the plan, the memory and the time, then stop.")
+    cuda_graphs: bool | None = argument(
+        None, "Record the kernels of a training step once per batch size. Default: true on a GPU.", advanced=True
+    )
+    pad_to_multiple_of: int | None = argument(
+        None,
+        "Pad packed batches to a multiple of this number of tokens. Default: chosen from the lengths of the examples "
+        "on a GPU, otherwise 0 (no padding).",
+        range=NOT_NEGATIVE,
+        advanced=True,
     )
 
     def __post_init__(self):

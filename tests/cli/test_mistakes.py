@@ -46,7 +46,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     ],
 )
 def test_mistakes(command, line, message, folder, capsys):
-    complete = {"demo": "--model x", "predict": "--output_file x", "vocabulary": "--output_dir x"}
+    complete = {"demo": "--model x", "predict": "--model_name_or_path x --output_file x", "vocabulary": "--output_dir x"}
     defaults = "--model_name_or_path bert --output_dir x" if command in ("glue", "ner") else ""
     flags = complete.get(command, defaults) if "Did you mean --" not in message else ""
     assert main([command, *flags.split(), *line.split()]) == 2
