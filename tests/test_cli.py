@@ -82,7 +82,7 @@ def open_model_of_an_unknown_type(folder):
         (lambda folder: json.loads("{"), "Expecting property name enclosed in double quotes"),
         (lambda folder: yaml.safe_load("a: ["), "while parsing a flow node expected the node content"),
         (lambda folder: pq.read_table(folder / "nothing.parquet"), "nothing.parquet"),
-        (lambda folder: list(csv.reader(["a" * 200_000])), "field larger than field limit"),
+        (lambda folder: list(csv.reader(['"a'], strict=True)), "unexpected end of data"),
         (lambda folder: gzip.decompress(b"\x1f\x8b"), "Compressed file ended before the end-of-stream marker"),
         (open_model_of_an_unknown_type, "The checkpoint you are trying to load has model type `nonsense`"),
     ],

@@ -49,7 +49,7 @@ def run_command(name: str, arguments: list[str]) -> None:
     program = f"snugbert {name}"
     types = [_import(dataclass_name) for dataclass_name in command.arguments]
     example = f"{program} {command.example}"
-    instances = parse_arguments(types, arguments, program, command.description, example)
+    instances = parse_arguments(types, arguments, program, command.summary, example)
     import_module("snugbert.registration")
     run = functools.partial(_import(command.function), *instances, **command.options)
     values = {name: value for each in instances for name, value in vars(each).items()}

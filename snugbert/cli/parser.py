@@ -242,14 +242,12 @@ def parse_arguments(
 
 
 def _check_path(name: str, value: Any) -> None:
-    """Checks that an input file or the folder of a model exists. Only a store knows what a URL names."""
-    if not isinstance(value, str) or "://" in value:
+    """Checks that an input file or the folder of a model exists. A URL is checked when it is opened."""
+    if not isinstance(value, str) or is_url(value):
         return
-    mistake = ""
-    if name.endswith("_file") and not name.startswith(("output_", "overwrite_")):
+    mistake = explain_folder(value) if name in MODEL_FLAGS else ""
+    if name.endswith("_file") and name not in OUTPUTS and not Path(value).is_fifo():
         mistake = explain_files(value)
-    elif name in MODEL_FLAGS:
-        mistake = explain_folder(value)
     if mistake:
         raise InputError(f"--{name}: {mistake}")
 
