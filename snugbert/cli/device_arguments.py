@@ -38,12 +38,9 @@ PRECISIONS = {
 class DeviceArguments(TrainingArguments):
     """`TrainingArguments` whose precision, compilation and number of data workers fit the device by default.
 
-    The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
-    Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
-    the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have few sizes, see [`pad_row`]. After
-    `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is an integer. `torch_compile` and
-    `cuda_graphs` stay None if the user did not choose. The trainer then decides when training starts. Without an
-    accelerator, `use_cpu` is true.
+    After `__init__`, `bf16` and `tf32` are booleans (see [`choose_precision`]), `dataloader_num_workers` is an integer
+    (see [`choose_workers`]), and without an accelerator, `use_cpu` is true. If the user did not choose
+    `torch_compile` or `cuda_graphs`, they stay None, and the trainer decides when training starts.
     """
 
     help_group: ClassVar[str] = "training"
@@ -74,14 +71,14 @@ class DeviceArguments(TrainingArguments):
     )
 
     def __post_init__(self):
-        reporters = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
-        for reporter in reporters:
-            check_reporter(reporter)
-        if str(self.fsdp or False).lower() != "false":  # in a YAML file, true and false are words
-            raise InputError(
-                "--fsdp is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
-            )
-        self.fsdp = None
+        if self.report_to:
+            check_reporters([self.report_to] if isinstance(self.report_to, str) else self.report_to)
+        for name in ("fsdp", "deepspeed"):
+            if str(getattr(self, name) or False).lower() != "false":  # in a YAML file, true and false are words
+                raise InputError(
+                    f"--{name} is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
+                )
+            setattr(self, name, None)
         if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"
@@ -106,8 +103,7 @@ class DeviceArguments(TrainingArguments):
     def adopt(cls, args: TrainingArguments) -> Self:
         """Returns a copy of `args`, or arguments with the values of transformers' `TrainingArguments`.
 
-        These are learning rate, batch size and epochs, and values that differ from transformers' defaults. Any other
-        value may not be the user's, so the default of this class replaces it.
+        A value that is transformers' default may not be the user's, so the default of this class replaces it.
         """
         if isinstance(args, cls):
             return copy.copy(args)
@@ -146,7 +142,8 @@ def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda
     if uses_cuda and tf32 is None:
         if bf16 is None:
             bf16 = not fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
-        tf32 = fp16 and has_tf32()  # every GPU with TF32 has bfloat16
+        # NVIDIA's GPUs since Ampere, which all have bfloat16, too.
+        tf32 = fp16 and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
     return bool(bf16), bool(tf32)
 
 
@@ -164,11 +161,6 @@ def choose_workers(uses_cuda: bool) -> int:
     return min(DATA_WORKERS, joblib.cpu_count() // processes)
 
 
-def has_tf32() -> bool:
-    """Whether the GPU supports TF32: NVIDIA's compute capability 8.0 and newer."""
-    return torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
-
-
 def apply_tf32(args: TrainingArguments) -> None:
     """Turns TF32 on or off for float32 products on the GPU.
 
@@ -179,13 +171,13 @@ def apply_tf32(args: TrainingArguments) -> None:
         torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
 
 
-def check_reporter(name: str) -> None:
-    """Checks that a reporter of `--report_to` is known and installed. Otherwise, training would fail at its start."""
+def check_reporters(names: list[str]) -> None:
+    """Checks that the reporters of `--report_to` are known and installed. A run would fail only after minutes."""
     from transformers.integrations import integration_utils  # takes seconds
 
-    reporters = [*integration_utils.INTEGRATION_TO_CALLBACK, "all", "none"]
-    if name not in reporters:
-        raise InputError(explain_choice("--report_to", name, reporters))
-    # transformers does not list flyte.
-    if name not in (*integration_utils.get_available_reporting_integrations(), "flyte", "all", "none"):
-        raise InputError(f"--report_to {name}: its package is not installed. Run: pip install {name}")
+    installed = ("all", "none", "flyte", *integration_utils.get_available_reporting_integrations())  # omits flyte
+    for name in names:
+        if name not in (*integration_utils.INTEGRATION_TO_CALLBACK, *installed):
+            raise InputError(explain_choice("--report_to", name, integration_utils.INTEGRATION_TO_CALLBACK))
+        if name not in installed:
+            raise InputError(f"--report_to {name}: its package is not installed. Run: pip install {name}")

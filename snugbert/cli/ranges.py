@@ -8,23 +8,18 @@ from snugbert.errors import InputError, explain_choice
 
 
 class Range(NamedTuple):
-    """Allowed values: from `least` to `most`. `open_below` and `open_above`: the bound itself is not allowed."""
+    """Allowed values: from `least` to `most`. `open_below`: `least` itself is not allowed."""
 
     least: float
     most: float = math.inf
     open_below: bool = False
-    open_above: bool = False
 
-    def __contains__(self, number: object) -> bool:
-        assert isinstance(number, int | float)
-        above = self.least < number if self.open_below else self.least <= number
-        return above and (number < self.most if self.open_above else number <= self.most)
+    def __contains__(self, number: Any) -> bool:
+        return self.least <= number <= self.most and not (self.open_below and number == self.least)
 
     def __str__(self) -> str:
         least = f"{'above' if self.open_below else 'at least'} {self.least}"
-        if self.most == math.inf:
-            return least
-        return f"{least} and {'below' if self.open_above else 'at most'} {self.most}"
+        return least if self.most == math.inf else f"{least} and at most {self.most}"
 
 
 COUNT, NOT_NEGATIVE, POSITIVE = Range(1), Range(0), Range(0, open_below=True)
@@ -34,15 +29,13 @@ SEED = Range(0, 2**32 - 1)  # of NumPy
 # Of the fields of TrainingArguments. torch and transformers refuse other values early, such as betas above 1.
 TRAINING_RANGES = {
     "adam_epsilon": POSITIVE,
-    "eval_accumulation_steps": COUNT,
     "eval_steps": POSITIVE,
     "gradient_accumulation_steps": COUNT,
-    "label_smoothing_factor": Range(0, 1, open_above=True),
+    "label_smoothing_factor": SHARE,
     "learning_rate": NOT_NEGATIVE,
     "logging_steps": POSITIVE,
     "max_grad_norm": NOT_NEGATIVE,
     "max_steps": COUNT,
-    "neftune_noise_alpha": NOT_NEGATIVE,
     "num_train_epochs": POSITIVE,
     "per_device_eval_batch_size": COUNT,
     "per_device_train_batch_size": COUNT,
@@ -65,7 +58,7 @@ def check_ranges(arguments: Any, **ranges: Range) -> None:
             continue
         choices = each.metadata.get("choices")
         if choices is not None and value not in choices:
-            raise InputError(explain_choice(f"--{name}", value, choices))
+            raise InputError(explain_choice(f"--{name}", str(value), choices))
         if isinstance(value, int | float):
             if not math.isfinite(value) and (name, value) != ("max_grad_norm", math.inf):
                 raise InputError(f"--{name} {value} must be a finite number.")

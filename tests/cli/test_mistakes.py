@@ -9,7 +9,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import httpx
 from transformers.integrations import integration_utils
 
-from snugbert.cli.device_arguments import DeviceArguments, check_reporter
+from snugbert.cli.device_arguments import DeviceArguments, check_reporters
 from snugbert.errors import InputError, did_you_mean, explain_files, explain_folder
 from snugbert.families.loading import check_repository
 from snugbert_cli import main
@@ -64,8 +64,7 @@ def test_at_most_three_suggestions():
 
 def test_a_reporter_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr(integration_utils, "get_available_reporting_integrations", lambda: ["tensorboard"])
-    for name in ("tensorboard", "none"):
-        check_reporter(name)
+    check_reporters(["tensorboard", "none"])
     with pytest.raises(InputError, match=r"^--report_to wandb: its package is not installed\."):
         DeviceArguments(report_to=["none", "wandb"])
 

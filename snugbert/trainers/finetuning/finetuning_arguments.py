@@ -154,10 +154,6 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         check_ranges(self)
         if isinstance(self.class_weights, dict):  # as in JSON, which is compared on resume
             self.class_weights = {str(label): weight for label, weight in self.class_weights.items()}
-        if self.deepspeed:
-            raise InputError("--deepspeed is not supported. Remove the flag.")
-        if self.label_names is not None:  # Trainer's names of columns in a batch
-            raise InputError("--label_names: label names come from the data or the task. Remove the flag.")
         if self.unfreeze_after_steps is not None and not self.freezes:
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model

@@ -45,7 +45,6 @@ PAIR_LABELS: dict[Objective, tuple[str, str]] = {
 # and ELECTRA's original release. All other predicted tokens stay unchanged.
 BERT_MASKS, ELECTRA_MASKS = (0.8, 0.1), (0.85, 0.0)
 MASKINGS = ("tokens", "words", "spans")  # the values of `--masking`
-MASK_RATE = Range(0, 1, open_below=True)
 OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of transformers
 
 
@@ -57,9 +56,6 @@ class PretrainingArguments(DeviceArguments, OverwriteArguments):
     decay, AdamW with weight decay 0.01. Epsilon 1e-6 is from the original release. The paper's batch is 256 sequences:
     `per_device_train_batch_size` x `gradient_accumulation_steps` x processes. `bf16` is true by default on Ampere and
     newer GPUs.
-
-    Raises:
-        InputError: a value is out of range, or an argument is set that pretraining does not support.
     """
 
     do_train: bool = argument(False, "Train. Default: true, unless only --do_eval is given.")
@@ -83,7 +79,7 @@ class PretrainingArguments(DeviceArguments, OverwriteArguments):
         self.logging_nan_inf_filter = False
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = False  # the losses use all parameters, except in phases without pairs
-        for name in ("label_smoothing_factor", "auto_find_batch_size", "deepspeed"):
+        for name in ("label_smoothing_factor", "auto_find_batch_size"):
             if getattr(self, name):
                 raise InputError(f"--{name} is not supported in pretraining. Remove the flag.")
         if self.disable_tqdm is None:
@@ -109,14 +105,11 @@ class PretrainingModelArguments(StudentArguments):
         if self.teacher_name_or_path is None and self.num_student_layers is not None:
             raise InputError("--num_student_layers needs --teacher_name_or_path.")
         if self.teacher_name_or_path is not None:
-            if self.config_name is not None:
+            # The student starts from trained weights.
+            if self.config_name is not None or (self.num_student_layers is None) == (self.model_name_or_path is None):
                 raise InputError(
-                    "--config_name cannot be combined with --teacher_name_or_path. The student starts from trained "
-                    "weights: pass --num_student_layers or --model_name_or_path."
-                )
-            if (self.num_student_layers is None) == (self.model_name_or_path is None):
-                raise InputError(
-                    "--teacher_name_or_path: pass exactly one of --num_student_layers and --model_name_or_path."
+                    "--teacher_name_or_path: pass exactly one of --num_student_layers and --model_name_or_path, and "
+                    "no --config_name."
                 )
         super().__post_init__()
 
