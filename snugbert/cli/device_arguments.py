@@ -79,6 +79,10 @@ class DeviceArguments(TrainingArguments):
                     f"--{name} is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
                 )
             setattr(self, name, None)
+        # The filter would hide losses that are not finite, which end the run, and wait for the device in every batch.
+        self.logging_nan_inf_filter = False
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = False  # losses use all parameters, except in phases without pairs
         if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"

@@ -25,9 +25,9 @@ from snugbert.storage.urls import hide_credentials, is_url, name_parts
 
 # Flags of transformers 4 that transformers 5 renamed. Command lines written for transformers 4 keep working.
 OLD_NAMES = {
-    "--warmup_steps": "--warmup_ratio",  # a value below 1 is a share of the steps
-    "--eval_strategy": "--evaluation_strategy",
-    "--use_cpu": "--no_cuda",
+    "--warmup_steps": ("--warmup_ratio",),  # a value below 1 is a share of the steps
+    "--eval_strategy": ("--evaluation_strategy",),
+    "--use_cpu": ("--no_cuda",),
 }
 MODEL_FLAGS = ("model", "model_name_or_path", "tokenizer_name", "teacher_name_or_path", "init")
 # Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
@@ -77,7 +77,6 @@ class ArgumentParser(HfArgumentParser):
         self.advanced: set[str] = set()
         self.opened: set[str] = set()  # arguments whose URLs the command itself opens
         self.shows_everything = False
-        self.group = "more"
         super().__init__(
             dataclass_types,
             prog=prog,
@@ -115,7 +114,7 @@ class ArgumentParser(HfArgumentParser):
         if positional:
             names = (names[0].removeprefix("--"),)
             del options["required"]  # argparse always requires positional arguments
-        action = super().add_argument(*names, *filter(None, [OLD_NAMES.get(names[0])]), **options)
+        action = super().add_argument(*names, *OLD_NAMES.get(names[0], ()), **options)
         if action.const is True:
             super().add_argument(
                 f"--no_{action.dest}", action="store_false", dest=action.dest, default=SUPPRESS, help=SUPPRESS
@@ -208,7 +207,7 @@ def _complete_help(action: Action) -> str:
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
-    """Reads YAML. Errors are a ValueError."""
+    """Reads YAML. Errors are a ValueError. Only the sweep file of before issue 68 uses it."""
     try:
         return yaml.compose(text, yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:

@@ -184,10 +184,6 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         self.wanted_splits = tuple(split for split in asked if asked[split]) or None
         # The tasks compute metrics from the logits of all examples.
         self.prediction_loss_only, self.batch_eval_metrics, self.eval_do_concat_batches = False, False, True
-        # Do not hide losses that are NaN or infinite. They end the run.
-        self.logging_nan_inf_filter = False
-        if self.ddp_find_unused_parameters is None:
-            self.ddp_find_unused_parameters = False  # the heads use all parameters
         if self.disable_tqdm is None:
             self.disable_tqdm = not is_terminal()
         super().__post_init__()

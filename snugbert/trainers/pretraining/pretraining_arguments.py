@@ -75,10 +75,6 @@ class PretrainingArguments(DeviceArguments, OverwriteArguments):
         self.eval_do_concat_batches, self.batch_eval_metrics = True, False
         self.ignore_data_skip = True  # the sampler of a resumed run starts at the right step
         self.average_tokens_across_devices = True  # losses are divided by counts over all processes
-        # The filter would wait for the device in every batch. PretrainingTrainer logs its own loss.
-        self.logging_nan_inf_filter = False
-        if self.ddp_find_unused_parameters is None:
-            self.ddp_find_unused_parameters = False  # the losses use all parameters, except in phases without pairs
         for name in ("label_smoothing_factor", "auto_find_batch_size"):
             if getattr(self, name):
                 raise InputError(f"--{name} is not supported in pretraining. Remove the flag.")
