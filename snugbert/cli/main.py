@@ -17,8 +17,8 @@ from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
 from snugbert.storage.uploads import find_output, write_output
 from snugbert_cli import COMMANDS
 
-# Modules that read command lines, files, models and datasets. Errors whose classes they define are about the input, and
-# so are the ValueErrors that they raise. A ValueError of other code is a bug.
+# Modules that read command lines, files, models and datasets. Errors whose classes they define are about the input,
+# and so are the ValueErrors that they raise. A ValueError of other code is a bug.
 READERS = (
     "_csv",
     "argparse",

@@ -35,14 +35,10 @@ class PredictionArguments(HubArguments, ShardArguments):
         None, "Columns of the input, such as title,text. Default: see docs/how-to/predict.md."
     )
     max_seq_length: int | None = argument(
-        None,
-        "Maximum tokens of a text or window. Default: the model's limit; questions 384, CoNLL 128.",
-        range=Range(8),
+        None, "Maximum tokens. Default: the model's limit, 384 (questions) or 128 (CoNLL).", range=Range(8)
     )
     doc_stride: int | None = argument(
-        None,
-        "Tokens that neighboring windows share. Default: as in training, or as in snugbert squad.",
-        range=NOT_NEGATIVE,
+        None, "Tokens that windows share. Default: as in training or in snugbert squad.", range=NOT_NEGATIVE
     )
     version_2_with_negative: bool = argument(False, "Question answering: allow the empty answer, as in SQuAD v2.0.")
     prompt_name: str | None = argument(
@@ -50,14 +46,12 @@ class PredictionArguments(HubArguments, ShardArguments):
     )
     abstain_below: float | None = argument(
         None,
-        "Text classifiers: predict no label below this probability. Adds the column abstained.",
+        "Text classifiers: predict no label below this probability. Default: always predict.",
         range=POSITIVE_SHARE,
     )
     on_bad_text: OnBadText = argument("error", "Rows that cannot be read: error, skip, or replace bytes.")
     num_processes: int | None = argument(
-        None,
-        "Processes that predict, each on a GPU or on a share of the cores. Default: one per GPU.",
-        range=COUNT,
+        None, "Processes that predict, on a GPU or a share of the cores each. Default: one per GPU.", range=COUNT
     )
     max_batch_tokens: int = argument(
         4096, "Maximum tokens of a batch. Embedding models and rerankers take 32 texts.", range=COUNT

@@ -43,9 +43,7 @@ class GlueDataArguments(ExampleArguments):
         None, "Maximum tokens of a text or window. Default: 128, or the model's windows.", range=Range(3)
     )
     doc_stride: int | None = argument(
-        None,
-        "Read whole texts, in windows that share this many tokens. Default: truncate texts.",
-        range=NOT_NEGATIVE,
+        None, "Read whole texts in windows that share N tokens. Default: truncate texts.", range=NOT_NEGATIVE
     )
     tune_thresholds: str | None = argument(
         None,
@@ -54,15 +52,10 @@ class GlueDataArguments(ExampleArguments):
         advanced=True,
     )
     calibrate: bool = argument(
-        False,
-        "Choose a temperature on the validation examples, so that probabilities match the accuracy.",
-        advanced=True,
+        False, "Choose a temperature on the validation examples: probabilities match the accuracy.", advanced=True
     )
     abstain_below: float | None = argument(
-        None,
-        "Predict no label below this probability, as in snugbert predict.",
-        range=POSITIVE_SHARE,
-        advanced=True,
+        None, "Predict no label below this probability. Default: always predict.", range=POSITIVE_SHARE, advanced=True
     )
 
     def __post_init__(self):
@@ -124,9 +117,7 @@ class SquadDataArguments(DataArguments):
     )
     max_seq_length: int = argument(384, "Maximum tokens of a window: question and context.")
     doc_stride: int | None = argument(
-        None,
-        "Tokens that neighboring windows share. Default: 128, or a third of a window below 256.",
-        range=NOT_NEGATIVE,
+        None, "Tokens that windows share. Default: 128, or a third of a window below 256.", range=NOT_NEGATIVE
     )
     max_query_length: int = argument(
         64, "Maximum tokens of a question. Longer questions are truncated.", range=COUNT, advanced=True

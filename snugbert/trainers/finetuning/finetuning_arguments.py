@@ -114,10 +114,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         2.0, "Temperature of the teacher's soft targets.", range=POSITIVE, advanced=True
     )
     distillation_weight: float = argument(
-        0.5,
-        "Weight of the soft targets in the loss, from 0 to 1. The rest is the weight of the labels.",
-        range=SHARE,
-        advanced=True,
+        0.5, "Weight of the soft targets in the loss. The labels have the rest of 1.", range=SHARE, advanced=True
     )
     class_weights: dict | str | None = argument(  # a dict in Python: label -> weight
         None, "Class weights in the loss: balanced, or for example positive=2,negative=1. Default: none."
@@ -126,10 +123,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         None, "Stop after N evaluations without improvement, and keep the best model. Default: never.", range=COUNT
     )
     early_stopping_threshold: float = argument(
-        0.0,
-        "Early stopping: smallest change of the metric that counts as an improvement.",
-        range=NOT_NEGATIVE,
-        advanced=True,
+        0.0, "Early stopping: smallest change that is an improvement.", range=NOT_NEGATIVE, advanced=True
     )
     sweep: str | None = argument(
         None, "Do several runs: a YAML file to search settings, paper (BERT's grid), fixed or stable."

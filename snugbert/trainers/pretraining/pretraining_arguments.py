@@ -129,17 +129,13 @@ class PretrainingDataArguments(ValidationArguments):
         CACHE_GB, "Local disk for the blocks of a corpus at a URL, in GB.", range=POSITIVE, advanced=True
     )
     window_blocks: int = argument(
-        WINDOW_BLOCKS,
-        "Blocks (4.2 million tokens each) to shuffle together. Larger corpora are read window by window.",
-        range=COUNT,
-        advanced=True,
+        WINDOW_BLOCKS, "Blocks (4.2 million tokens each) to shuffle together.", range=COUNT, advanced=True
     )
     validation_split_percentage: int = argument(
         5, "Percent of documents held out for --do_eval without --validation_file.", range=Range(1, 99)
     )
     phases: str | None = argument(
-        None,
-        "Maximum tokens and share of steps per phase: 128:90%%,512:10%%. 64:80%%:mlm has no pairs.",
+        None, "Maximum tokens and share of steps per phase: 128:90%%,512:10%%. 64:80%%:mlm has no pairs."
     )
     short_seq_prob: float = argument(
         0.1, "Share of sentence pairs with a random shorter target length.", range=SHARE, advanced=True
@@ -152,23 +148,14 @@ class PretrainingDataArguments(ValidationArguments):
     masking: str | None = argument(None, "What to mask: tokens, words or spans (of words). Default: tokens.")
     mlm_probability: str = argument("0.15", "Share of tokens to predict. 0.3:0.15 falls linearly from 0.3 to 0.15.")
     mask_replace_prob: float = argument(
-        None,
-        "Share of the predicted tokens to replace with [MASK]. Default: 0.8 (electra: 0.85).",
-        range=SHARE,
-        advanced=True,
+        None, "Share of predicted tokens that become [MASK]. Default: 0.8 (electra: 0.85).", range=SHARE, advanced=True
     )
     random_replace_prob: float = argument(
-        None,
-        "Share of the predicted tokens to replace with a random token. Default: 0.1 (electra: 0).",
-        range=SHARE,
-        advanced=True,
+        None, "Share of predicted tokens that become random. Default: 0.1 (electra: 0).", range=SHARE, advanced=True
     )
     whole_word_mask: bool = argument(False, "Short for --masking words.", advanced=True)
     generator_size: float = argument(
-        0.25,
-        "For electra: width of a new generator, as a share of the model's.",
-        range=POSITIVE_SHARE,
-        advanced=True,
+        0.25, "Width of electra's new generator, as a share of the model's.", range=POSITIVE_SHARE, advanced=True
     )
     bigram_init: bool = argument(False, "Start from weights computed from the bigrams of the training text.")
     show: int = argument(0, "Print this many masked training examples, then stop.", range=NOT_NEGATIVE)
