@@ -209,7 +209,7 @@ def parse_mask_rates(text: str | float) -> tuple[float, float]:
         rates = []
     if len(rates) not in (1, 2) or not all(rate in POSITIVE_SHARE for rate in rates):
         raise InputError(
-            f"--mlm_probability: expected a share above 0 and at most 1, or the first and the last share, such as "
+            "--mlm_probability: expected a share, or the first and the last share, above 0 and at most 1, such as "
             f"0.3:0.15, not {text!r}."
         )
     return rates[0], rates[-1]
