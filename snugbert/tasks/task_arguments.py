@@ -76,10 +76,8 @@ class GlueDataArguments(ExampleArguments):
         if self.doc_stride is not None and self.task is not None and len(self.task.text_columns) == 2:
             self._refuse("cannot read pairs of texts", "doc_stride")
         check_ranges(self)
-        if self.data_dir is not None and self.task_name is None:
-            raise InputError("--task_name is missing. Name the GLUE task whose files are in --data_dir.")
-        if self.data_dir is not None and self.dataset_name is not None:
-            raise InputError("--dataset_name and --data_dir cannot be combined. Remove --dataset_name or --data_dir.")
+        if self.data_dir is not None and (self.task_name is None or self.dataset_name is not None):
+            raise InputError("--data_dir has the files of a GLUE task. Set --task_name, and remove --dataset_name.")
         default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
         check_sources(self.files, self.dataset_name or default_dataset, self.unlabeled_file)
 
