@@ -18,7 +18,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
-from snugbert.errors import InputError, did_you_mean, explain_files, explain_folder
+from snugbert.errors import InputError, did_you_mean, explain_choice, explain_files, explain_folder
 from snugbert.storage.inputs import stage
 from snugbert.storage.uploads import choose_output, find_output
 from snugbert.storage.urls import hide_credentials, is_url, name_parts
@@ -188,6 +188,11 @@ class ArgumentParser(HfArgumentParser):
         if "--config" in argv:
             self.error(f"--config: {name}: config files cannot be nested")
         return argv
+
+    def _check_value(self, action: Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            name = (action.option_strings or [action.dest])[0]
+            raise InputError(explain_choice(name, str(value), map(str, action.choices)))
 
     def error(self, message: str) -> NoReturn:
         """Raises [`InputError`] with `message`."""
