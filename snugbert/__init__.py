@@ -9,46 +9,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
-    from snugbert.configuration_snugbert import SnugBertConfig
-    from snugbert.data.corpus.corpus import open_corpus
-    from snugbert.data.corpus.preparation import prepare_corpus
-    from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, TokenBudgetDataset
-    from snugbert.errors import InputError
-    from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
-    from snugbert.evaluation.held_out_text import score_text
-    from snugbert.evaluation.minimal_pairs import MinimalPair, score_pairs
-    from snugbert.export.export import export_model
-    from snugbert.families.conversion import convert_model
-    from snugbert.modeling_snugbert import (
-        SnugBertForMaskedLM,
-        SnugBertForMultipleChoice,
-        SnugBertForNextSentencePrediction,
-        SnugBertForPreTraining,
-        SnugBertForQuestionAnswering,
-        SnugBertForReplacedTokenDetection,
-        SnugBertForSequenceClassification,
-        SnugBertForTokenClassification,
-        SnugBertModel,
-        SnugBertPreTrainedModel,
+    from snugbert.configuration_snugbert import SnugBertConfig as SnugBertConfig
+    from snugbert.data.corpus.corpus import open_corpus as open_corpus
+    from snugbert.data.corpus.preparation import prepare_corpus as prepare_corpus
+    from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking as SnugBertDataCollatorWithPacking
+    from snugbert.data.packed_batches import TokenBudgetDataset as TokenBudgetDataset
+    from snugbert.errors import InputError as InputError
+    from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments as HeldOutTextArguments
+    from snugbert.evaluation.held_out_text import score_text as score_text
+    from snugbert.evaluation.minimal_pairs import MinimalPair as MinimalPair
+    from snugbert.evaluation.minimal_pairs import score_pairs as score_pairs
+    from snugbert.export.export import export_model as export_model
+    from snugbert.families.conversion import convert_model as convert_model
+    from snugbert.modeling_snugbert import SnugBertForMaskedLM as SnugBertForMaskedLM
+    from snugbert.modeling_snugbert import SnugBertForMultipleChoice as SnugBertForMultipleChoice
+    from snugbert.modeling_snugbert import SnugBertForNextSentencePrediction as SnugBertForNextSentencePrediction
+    from snugbert.modeling_snugbert import SnugBertForPreTraining as SnugBertForPreTraining
+    from snugbert.modeling_snugbert import SnugBertForQuestionAnswering as SnugBertForQuestionAnswering
+    from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection as SnugBertForReplacedTokenDetection
+    from snugbert.modeling_snugbert import SnugBertForSequenceClassification as SnugBertForSequenceClassification
+    from snugbert.modeling_snugbert import SnugBertForTokenClassification as SnugBertForTokenClassification
+    from snugbert.modeling_snugbert import SnugBertModel as SnugBertModel
+    from snugbert.modeling_snugbert import SnugBertPreTrainedModel as SnugBertPreTrainedModel
+    from snugbert.prediction.predictor import Predictor as Predictor
+    from snugbert.prediction.question_answerer import QuestionAnswerer as QuestionAnswerer
+    from snugbert.tasks.classification import TextClassification as TextClassification
+    from snugbert.tasks.metrics import TaskMetric as TaskMetric
+    from snugbert.tasks.multiple_choice import MultipleChoice as MultipleChoice
+    from snugbert.tasks.question_answering import QuestionAnswering as QuestionAnswering
+    from snugbert.tasks.tagging import Tagging as Tagging
+    from snugbert.tokenization_snugbert import SnugBertTokenizer as SnugBertTokenizer
+    from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer as DistillationTrainer
+    from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments as FineTuningArguments
+    from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer as FineTuningTrainer
+    from snugbert.trainers.pretraining.batches import plan_phases as plan_phases
+    from snugbert.trainers.pretraining.collator import (
+        SnugBertDataCollatorForPretraining as SnugBertDataCollatorForPretraining,
     )
-    from snugbert.prediction.predictor import Predictor
-    from snugbert.prediction.question_answerer import QuestionAnswerer
-    from snugbert.tasks.classification import TextClassification
-    from snugbert.tasks.metrics import TaskMetric
-    from snugbert.tasks.multiple_choice import MultipleChoice
-    from snugbert.tasks.question_answering import QuestionAnswering
-    from snugbert.tasks.tagging import Tagging
-    from snugbert.tokenization_snugbert import SnugBertTokenizer
-    from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
-    from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-    from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-    from snugbert.trainers.pretraining.batches import plan_phases
-    from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-    from snugbert.trainers.pretraining.examples import PretrainingDataset
-    from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
-    from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-    from snugbert.vocabulary.train import train_vocabulary
-    from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments
+    from snugbert.trainers.pretraining.examples import PretrainingDataset as PretrainingDataset
+    from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments as PretrainingArguments
+    from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer as PretrainingTrainer
+    from snugbert.vocabulary.train import train_vocabulary as train_vocabulary
+    from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments as VocabularyArguments
 
 __version__ = "0.1.0"
 
@@ -115,45 +117,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *LAZY_NAMES})
 
 
-__all__ = [
-    "DistillationTrainer",
-    "FineTuningArguments",
-    "FineTuningTrainer",
-    "HeldOutTextArguments",
-    "InputError",
-    "MinimalPair",
-    "MultipleChoice",
-    "Predictor",
-    "PretrainingArguments",
-    "PretrainingDataset",
-    "PretrainingTrainer",
-    "QuestionAnswerer",
-    "QuestionAnswering",
-    "SnugBertConfig",
-    "SnugBertDataCollatorForPretraining",
-    "SnugBertDataCollatorWithPacking",
-    "SnugBertForMaskedLM",
-    "SnugBertForMultipleChoice",
-    "SnugBertForNextSentencePrediction",
-    "SnugBertForPreTraining",
-    "SnugBertForQuestionAnswering",
-    "SnugBertForReplacedTokenDetection",
-    "SnugBertForSequenceClassification",
-    "SnugBertForTokenClassification",
-    "SnugBertModel",
-    "SnugBertPreTrainedModel",
-    "SnugBertTokenizer",
-    "Tagging",
-    "TaskMetric",
-    "TextClassification",
-    "TokenBudgetDataset",
-    "VocabularyArguments",
-    "convert_model",
-    "export_model",
-    "open_corpus",
-    "plan_phases",
-    "prepare_corpus",
-    "score_pairs",
-    "score_text",
-    "train_vocabulary",
-]
+__all__ = sorted(LAZY_NAMES)

@@ -10,19 +10,13 @@ from pathlib import Path
 
 MOST_LISTED = 8  # names in a message
 COMMAND = "SNUGBERT_COMMAND"  # environment variable that commands set. Their child processes inherit it
-# A command in backticks, or a flag with its value: a boolean, a number, or a word that messages advise.
-FLAG = re.compile(
-    r"(`snugbert [^`]*`)|(?<![\w-])--([a-z]\w*)"
-    r"(?: (true|false)\b| (-?\d[\d.e-]*\b|'[^']+')| (skip|repair|replace|stop|error|no|mlm)\b)?"
-)
-PYTHON_NAMES = {"model_name_or_path": "model", "teacher_name_or_path": "teacher"}
 
 
 class InputError(ValueError):
     """Invalid input: an argument, a file or a folder. The message says what is wrong, where, and what to do.
 
-    The command line prints the message. Other exceptions keep their traceback. Write messages with flags. Outside of
-    commands, [`name_arguments`] replaces the flags by Python's arguments.
+    The command line prints the message. Write messages with flags. Outside of commands, [`name_arguments`] replaces
+    them by the names of Python's arguments.
     """
 
     def __str__(self) -> str:
@@ -42,22 +36,13 @@ class RunStopped(Exception):
 
 
 def name_arguments(message: str) -> str:
-    """Replaces flags in a message by Python's arguments, unless a command runs.
+    """Replaces flags in a message by the names of Python's arguments, unless a command runs.
 
-    `--do_regression false` becomes `do_regression=False`. A command such as `snugbert predict --shard 1/2` stays.
+    A command in backticks, such as `snugbert predict --shard 1/2`, stays.
     """
     if COMMAND in os.environ:
         return message
-
-    def rename(match: re.Match[str]) -> str:
-        command, name, boolean, value, word = match.groups()
-        if command:
-            return command
-        value = (boolean or "").capitalize() or value or (f'"{word}"' if word else "")
-        return PYTHON_NAMES.get(name, name) + (f"={value}" if value else "")
-
-    renamed = FLAG.sub(rename, message)
-    return message if renamed == message else re.sub(r"\bflag(s?)\b", r"argument\1", renamed)
+    return re.sub(r"(`snugbert [^`]*`)|(?<![\w-])--(?=[a-z])", lambda match: match[1] or "", message)
 
 
 def join_lines(error: BaseException) -> str:
@@ -122,19 +107,8 @@ def explain_folder(name: str) -> str:
 
 
 def suggest_path(path: str) -> str:
-    """Suggests an entry of the last existing folder of a path. For a pattern, also patterns for the files there."""
-    folder = Path(path)
-    missing: list[str] = []
-    while not folder.is_dir():
-        missing.insert(0, folder.name)
-        folder = folder.parent
-    if not missing or not missing[0]:
-        return ""
-    try:
-        names = [entry.name for entry in folder.iterdir()]
-    except OSError:
-        return ""
-    if "*" in missing[0]:
-        names += [f"*{''.join(Path(name).suffixes)}" for name in names]
-    close = get_close_matches(missing[0], names, n=1, cutoff=0.75)  # file names share their endings
-    return f" Did you mean {folder.joinpath(close[0], *missing[1:])}?" if close else ""
+    """Suggests the most similar entry of the folder of a path."""
+    folder = Path(path).parent
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    close = get_close_matches(Path(path).name, names, n=1, cutoff=0.75)  # file names share their endings
+    return f" Did you mean {folder / close[0]}?" if close else ""

@@ -1,13 +1,20 @@
 """The command `snugbert`: its help, its exit status, and output that nobody reads."""
 
+import csv
 import errno
+import gzip
+import json
 import os
 import signal
 import subprocess
 import sys
 from unittest import mock
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import yaml
+from transformers import AutoConfig
 
 import snugbert
 import snugbert_cli
@@ -62,6 +69,36 @@ def test_an_error_is_one_message_and_a_status(error, status, message, monkeypatc
     assert snugbert_cli.main(["glue"]) == status
     printed = capsys.readouterr().err
     assert printed.startswith(message) and len(printed.splitlines()) == len(message.splitlines())
+
+
+def open_model_of_an_unknown_type(folder):
+    (folder / "config.json").write_text('{"model_type": "nonsense"}')
+    AutoConfig.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda folder: json.loads("{"), "Expecting property name enclosed in double quotes"),
+        (lambda folder: yaml.safe_load("a: ["), "while parsing a flow node expected the node content"),
+        (lambda folder: pq.read_table(folder / "nothing.parquet"), "nothing.parquet"),
+        (lambda folder: list(csv.reader(['"a'], strict=True)), "unexpected end of data"),
+        (lambda folder: gzip.decompress(b"\x1f\x8b"), "Compressed file ended before the end-of-stream marker"),
+        (open_model_of_an_unknown_type, "The checkpoint you are trying to load has model type `nonsense`"),
+    ],
+)
+def test_an_error_of_a_library_about_the_input_is_one_line(read, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command_line, "run_command", lambda name, arguments: read(tmp_path))
+    assert snugbert_cli.main(["glue"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("snugbert glue: error: ") and message in printed and len(printed.splitlines()) == 1
+
+
+@pytest.mark.parametrize("fail", [lambda: int("x"), lambda: np.zeros(2) + np.zeros(3), lambda: {}["x"]])
+def test_a_bug_keeps_its_traceback(fail, monkeypatch):
+    monkeypatch.setattr(command_line, "run_command", lambda name, arguments: fail())
+    with pytest.raises((ValueError, KeyError)):
+        snugbert_cli.main(["glue"])
 
 
 def test_a_service_may_start_a_command_without_output():

@@ -6,14 +6,16 @@
 import copy
 import logging
 import os
-from dataclasses import dataclass, field, fields
-from typing import Self
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
 
 import torch
 import torch.distributed as dist
 from transformers import TrainingArguments
 from transformers.utils import strtobool
 
+from snugbert.cli.arguments import argument
+from snugbert.cli.ranges import NOT_NEGATIVE
 from snugbert.errors import InputError, explain_choice
 
 logger = logging.getLogger(__name__)
@@ -36,72 +38,51 @@ PRECISIONS = {
 class DeviceArguments(TrainingArguments):
     """`TrainingArguments` whose precision, compilation and number of data workers fit the device by default.
 
-    The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
-    Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
-    the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have few sizes, see [`pad_row`]. After
-    `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is an integer. `torch_compile` and
-    `cuda_graphs` stay None if the user did not choose. The trainer then decides when training starts. Without an
-    accelerator, `use_cpu` is true.
+    After `__init__`, `bf16` and `tf32` are booleans (see [`choose_precision`]), `dataloader_num_workers` is an integer
+    (see [`choose_workers`]), and without an accelerator, `use_cpu` is true. If the user did not choose
+    `torch_compile` or `cuda_graphs`, they stay None, and the trainer decides when training starts.
     """
 
-    # None: the user did not choose. `nargs` and `const` make `--bf16` alone mean true.
-    bf16: bool | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "nargs": "?",
-            "const": True,
-            "help": "Compute in bfloat16. Weights stay in float32. Default: true on Ampere and newer GPUs.",
-        },
-    )
-    torch_compile: bool | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "nargs": "?",
-            "const": True,
-            "help": "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning.",
-        },
-    )
-    dataloader_num_workers: int = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "advanced": True,
-            "help": "Processes that make batches. Default: 4 for each GPU, but no more than CPU cores. 0 on a CPU.",
-        },
-    )
+    help_group: ClassVar[str] = "training"
 
-    report_to: list[str] = field(  # type: ignore[assignment]  # a string is fine, too
-        default_factory=list, metadata={"help": "Also log to one or more of tensorboard, wandb, trackio, mlflow, ..."}
+    bf16: bool | None = argument(  # type: ignore[assignment]
+        None, "Compute in bfloat16. Weights stay in float32. Default: true on Ampere and newer GPUs."
     )
-    dry_run: bool = field(
-        default=False, metadata={"help": "Check everything, print the plan, the memory and the time, then stop."}
+    torch_compile: bool | None = argument(  # type: ignore[assignment]
+        None, "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning."
     )
-    cuda_graphs: bool | None = field(
-        default=None,
-        metadata={
-            "nargs": "?",
-            "const": True,
-            "advanced": True,
-            "help": "Record the kernels of a training step once per batch size. Default: true on a GPU.",
-        },
+    dataloader_num_workers: int = argument(
+        None,
+        "Processes that make batches. Default: 4 for each GPU, but no more than CPU cores. 0 on a CPU.",
+        range=NOT_NEGATIVE,
+        advanced=True,
     )
-    pad_to_multiple_of: int | None = field(
-        default=None,
-        metadata={
-            "advanced": True,
-            "help": "Pad packed batches to a multiple of this number of tokens. Default on a GPU: chosen from the "
-            "lengths of the examples. Default elsewhere: 0 (no padding).",
-        },
+    report_to: list[str] = argument([], "Also log to one or more of tensorboard, wandb, trackio, mlflow, ...")
+    dry_run: bool = argument(False, "Check everything, print the plan, the memory and the time, then stop.")
+    cuda_graphs: bool | None = argument(
+        None, "Record the kernels of a training step once per batch size. Default: true on a GPU.", advanced=True
+    )
+    pad_to_multiple_of: int | None = argument(
+        None,
+        "Pad packed batches to a multiple of this number of tokens. Default: chosen from the lengths of the examples "
+        "on a GPU, otherwise 0 (no padding).",
+        range=NOT_NEGATIVE,
+        advanced=True,
     )
 
     def __post_init__(self):
-        reporters = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
-        for reporter in reporters:
-            check_reporter(reporter)
-        if str(self.fsdp or False).lower() != "false":  # in a YAML file, true and false are words
-            raise InputError(
-                "--fsdp is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
-            )
-        self.fsdp = None
+        if self.report_to:
+            check_reporters([self.report_to] if isinstance(self.report_to, str) else self.report_to)
+        for name in ("fsdp", "deepspeed"):
+            if str(getattr(self, name) or False).lower() != "false":  # in a YAML file, true and false are words
+                raise InputError(
+                    f"--{name} is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
+                )
+            setattr(self, name, None)
+        # The filter would hide losses that are not finite, which end the run, and wait for the device in every batch.
+        self.logging_nan_inf_filter = False
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = False  # losses use all parameters, except in phases without pairs
         if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"
@@ -126,8 +107,7 @@ class DeviceArguments(TrainingArguments):
     def adopt(cls, args: TrainingArguments) -> Self:
         """Returns a copy of `args`, or arguments with the values of transformers' `TrainingArguments`.
 
-        These are learning rate, batch size and epochs, and values that differ from transformers' defaults. Any other
-        value may not be the user's, so the default of this class replaces it.
+        A value that is transformers' default may not be the user's, so the default of this class replaces it.
         """
         if isinstance(args, cls):
             return copy.copy(args)
@@ -166,7 +146,8 @@ def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda
     if uses_cuda and tf32 is None:
         if bf16 is None:
             bf16 = not fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
-        tf32 = fp16 and has_tf32()  # every GPU with TF32 has bfloat16
+        # NVIDIA's GPUs since Ampere, which all have bfloat16, too.
+        tf32 = fp16 and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
     return bool(bf16), bool(tf32)
 
 
@@ -184,11 +165,6 @@ def choose_workers(uses_cuda: bool) -> int:
     return min(DATA_WORKERS, joblib.cpu_count() // processes)
 
 
-def has_tf32() -> bool:
-    """Whether the GPU supports TF32: NVIDIA's compute capability 8.0 and newer."""
-    return torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
-
-
 def apply_tf32(args: TrainingArguments) -> None:
     """Turns TF32 on or off for float32 products on the GPU.
 
@@ -199,13 +175,13 @@ def apply_tf32(args: TrainingArguments) -> None:
         torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
 
 
-def check_reporter(name: str) -> None:
-    """Checks that a reporter of `--report_to` is known and installed. Otherwise, training would fail at its start."""
+def check_reporters(names: list[str]) -> None:
+    """Checks that the reporters of `--report_to` are known and installed. A run would fail only after minutes."""
     from transformers.integrations import integration_utils  # takes seconds
 
-    reporters = [*integration_utils.INTEGRATION_TO_CALLBACK, "all", "none"]
-    if name not in reporters:
-        raise InputError(explain_choice("--report_to", name, reporters))
-    # transformers does not list flyte.
-    if name not in (*integration_utils.get_available_reporting_integrations(), "flyte", "all", "none"):
-        raise InputError(f"--report_to {name}: its package is not installed. Run: pip install {name}")
+    installed = ("all", "none", "flyte", *integration_utils.get_available_reporting_integrations())  # omits flyte
+    for name in names:
+        if name not in (*integration_utils.INTEGRATION_TO_CALLBACK, *installed):
+            raise InputError(explain_choice("--report_to", name, integration_utils.INTEGRATION_TO_CALLBACK))
+        if name not in installed:
+            raise InputError(f"--report_to {name}: its package is not installed. Run: pip install {name}")

@@ -11,12 +11,37 @@ from typing import Any
 
 import torch.distributed as dist
 from huggingface_hub.utils import httpx
-from safetensors import SafetensorError
 
 from snugbert.cli.parser import parse_arguments
 from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
 from snugbert.storage.uploads import find_output, write_output
 from snugbert_cli import COMMANDS
+
+# Modules that read command lines, files, models and datasets. Errors whose classes they define are about the input,
+# and so are the ValueErrors that they raise. A ValueError of other code is a bug.
+READERS = (
+    "_csv",
+    "argparse",
+    "codecs",
+    "csv",
+    "datasets",
+    "fsspec",
+    "gzip",
+    "huggingface_hub",
+    "json",
+    "optuna",
+    "pandas.errors",
+    "pyarrow",
+    "safetensors",  # its error is probably a full disk
+    "transformers.configuration_utils",
+    "transformers.dynamic_module_utils",
+    "transformers.models.auto",
+    "transformers.tokenization",
+    "transformers.utils.hub",
+    "yaml",
+    "zlib",
+    "zstandard",
+)
 
 
 def run_command(name: str, arguments: list[str]) -> None:
@@ -25,7 +50,7 @@ def run_command(name: str, arguments: list[str]) -> None:
     program = f"snugbert {name}"
     types = [_import(dataclass_name) for dataclass_name in command.arguments]
     example = f"{program} {command.example}"
-    instances = parse_arguments(types, arguments, program, command.description, example, command.opens)
+    instances = parse_arguments(types, arguments, program, command.summary, example)
     import_module("snugbert.registration")
     run = functools.partial(_import(command.function), *instances, **command.options)
     values = {name: value for each in instances for name, value in vars(each).items()}
@@ -69,10 +94,18 @@ def _explain(error: Exception, name: str) -> str:
         sys.stdout.flush()  # raises again if stdout is the closed pipe
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         return "a disk is full. Free some space, and run the same command again."
-    # SafetensorError: probably a full disk. TransportError: the network failed.
-    if isinstance(error, OSError | SafetensorError | httpx.TransportError):
+    if isinstance(error, OSError | httpx.TransportError) or _is_from_reader(error):
         return join_lines(error) or type(error).__name__
     return ""
+
+
+def _is_from_reader(error: Exception) -> bool:
+    """Whether one of `READERS` defines the class of an error or raised a ValueError."""
+    modules = [type(error).__module__]
+    if isinstance(error, ValueError | EOFError):
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        modules.append(frames[-1].f_globals["__name__"])
+    return any(module.startswith(READERS) for module in modules)
 
 
 def _import(name: str) -> Any:

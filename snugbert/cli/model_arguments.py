@@ -3,10 +3,10 @@
 `--help` imports this module, so it imports neither models nor configurations, which take seconds.
 """
 
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+from snugbert.cli.arguments import ConvertedArguments, argument
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
 
@@ -21,16 +21,11 @@ class HubArguments:
 
     help_group: ClassVar[str] = "more"
 
-    cache_dir: str | None = field(
-        default=None,
-        metadata={"advanced": True, "help": "Folder for downloads and prepared text. Default: in HF_HOME."},
+    cache_dir: str | None = argument(
+        None, "Folder for downloads and prepared text. Default: in HF_HOME.", advanced=True
     )
-    model_revision: str = field(
-        default="main", metadata={"advanced": True, "help": "Branch, tag or commit on the Hub."}
-    )
-    token: str | None = field(
-        default=None, metadata={"advanced": True, "help": "Token for the Hub. Default: the token of `hf auth login`."}
-    )
+    model_revision: str = argument("main", "Branch, tag or commit on the Hub.", advanced=True)
+    token: str | None = argument(None, "Token for the Hub. Default: the token of `hf auth login`.", advanced=True)
 
     @property
     def hub(self) -> dict[str, Any]:
@@ -44,10 +39,8 @@ class TokenizerArguments(HubArguments):
 
     help_group: ClassVar[str] = "tokenizer"
 
-    tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer: a folder or Hub name."})
-    trust_remote_code: bool = field(
-        default=False, metadata={"advanced": True, "help": "Run the code in the tokenizer's repository."}
-    )
+    tokenizer_name: str | None = argument(None, "Tokenizer: a folder or Hub name. Default: the model's.")
+    trust_remote_code: bool = argument(False, "Run the code in the tokenizer's repository.", advanced=True)
 
     @property
     def tokenizer_source(self) -> str | None:
@@ -62,36 +55,26 @@ class TokenizerArguments(HubArguments):
 
 @dataclass
 class ModelArguments(TokenizerArguments):
-    """Which model to train. The names come from transformers' example scripts."""
+    """Which model to use. The names come from transformers' example scripts."""
 
     help_group: ClassVar[str] = "model"
 
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Tokenizer: a folder or Hub name. Default: the tokenizer of the model."}
+    model_name_or_path: str | None = argument(None, "Checkpoint to start from: a folder or Hub name.")
+    config_name: str | None = argument(
+        None, f"Start from random weights: {', '.join(SIZE_NAMES)}, or a config folder."
     )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Checkpoint of the BERT family to start from: a folder or Hub name."}
+    config_overrides: str | None = argument(None, "Change fields of the configuration, such as hidden_dropout_prob=0.")
+    allow_missing_weights: bool = argument(
+        False, "Start encoder weights from random values if the checkpoint lacks them.", advanced=True
     )
-    config_name: str | None = field(
-        default=None,
-        metadata={"help": f"Start from random weights: {', '.join(SIZE_NAMES)}, or a config folder."},
-    )
-    config_overrides: str | None = field(
-        default=None, metadata={"help": "Change fields of the configuration, such as hidden_dropout_prob=0."}
-    )
-    allow_missing_weights: bool = field(
-        default=False,
-        metadata={"advanced": True, "help": "Start encoder weights from random values if the checkpoint lacks them."},
-    )
-    attn_implementation: str | None = field(
-        default=None,
-        metadata={"advanced": True, "help": "Attention: sdpa, eager or flash_attention_2. Default: sdpa."},
+    attn_implementation: str | None = argument(
+        None, "Attention: sdpa, eager or flash_attention_2. Default: sdpa.", advanced=True
     )
 
     def __post_init__(self):
         if self.model_name_or_path is None and self.config_name is None:
             raise InputError("--model_name_or_path is missing. To start from random weights, pass --config_name.")
-        if self.model_name_or_path is None and self.tokenizer_name is None:
+        if self.tokenizer_source is None:
             raise InputError(
                 "--tokenizer_name is missing. A model with random weights (--config_name) has no tokenizer."
             )
@@ -106,19 +89,16 @@ class ModelArguments(TokenizerArguments):
 class StudentArguments(ModelArguments):
     """Which model to train, and which teacher it learns from."""
 
-    teacher_name_or_path: str | None = field(
-        default=None, metadata={"help": "Checkpoint to distill, trained for the same task: a folder or Hub name."}
+    teacher_name_or_path: str | None = argument(
+        None, "Checkpoint to distill, trained for the same task: a folder or Hub name."
     )
-    num_student_layers: int | None = field(
-        default=None,
-        metadata={
-            "advanced": True,
-            "help": "Keep this many layers of --model_name_or_path, or of the teacher if that flag is not set.",
-        },
+    num_student_layers: int | None = argument(
+        None,
+        "Keep this many layers of --model_name_or_path, or of the teacher if that flag is not set. Default: all.",
+        advanced=True,
     )
-    student_layers: str = field(
-        default="spread",
-        metadata={"advanced": True, "help": "Layers to keep: spread, first, last, or numbers from 0 such as 0,2,5."},
+    student_layers: str = argument(
+        "spread", "Layers to keep: spread, first, last, or numbers from 0 such as 0,2,5.", advanced=True
     )
 
     def __post_init__(self):
@@ -145,40 +125,17 @@ class StudentArguments(ModelArguments):
 
 
 @dataclass(kw_only=True)
-class ConversionArguments:
+class ConversionArguments(ConvertedArguments):
     """Arguments of `snugbert convert`."""
 
-    help_group: ClassVar[str] = "more"
-
-    input: str = field(
-        metadata={
-            "positional": True,
-            "help": "Checkpoint: a folder or a Hub name. For TensorFlow: a folder or a prefix.",
-        }
+    to: str = argument(help="Target architecture.", choices=CONVERTED_TYPES)
+    dtype: str | None = argument(
+        None, "Dtype of the weights. Default: the dtype of the input.", choices=CONVERTED_DTYPES
     )
-    output: str = field(metadata={"positional": True, "help": "Folder to write."})
-    to: str = field(metadata={"choices": CONVERTED_TYPES, "help": "Target architecture."})
-    dtype: str | None = field(
-        default=None,
-        metadata={
-            "choices": CONVERTED_DTYPES,
-            "help": "Dtype of the weights. Default: the dtype of the input.",
-        },
+    max_position_embeddings: int | None = argument(
+        None, "Extend learned positions to this many tokens. Default: as in the input."
     )
-    max_position_embeddings: int | None = field(
-        default=None, metadata={"help": "Extend learned positions to this many tokens. Default: as in the input."}
+    max_shard_size: str = argument("5GB", "Maximum size of a weight file, such as 500MB.")
+    do_lower_case: bool | None = argument(
+        None, "Lowercase text. Default: the input's setting. For a vocab.txt alone: true if lowercase."
     )
-    max_shard_size: str = field(default="5GB", metadata={"help": "Maximum weight file size. Default: 5GB."})
-    do_lower_case: bool | None = field(
-        default=None,
-        metadata={
-            "nargs": "?",
-            "const": True,
-            "help": "Lowercase text. Default: the input's setting. For a vocab.txt alone: true if lowercase.",
-        },
-    )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the model in the output folder."})
-
-    def __post_init__(self):
-        if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", self.max_shard_size) or not float(self.max_shard_size[:-2]):
-            raise InputError(f"--max_shard_size: expected a size such as 500MB or 5GB, not {self.max_shard_size!r}.")

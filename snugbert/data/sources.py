@@ -5,11 +5,12 @@ This module imports `datasets` and the model's files only when a dataset is load
 
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from snugbert.cli.ranges import Range, check_ranges
+from snugbert.cli.arguments import argument
+from snugbert.cli.ranges import COUNT, Range, check_ranges
 from snugbert.errors import InputError, join_lines
 
 if TYPE_CHECKING:
@@ -23,26 +24,19 @@ class DataArguments:
     """Arguments of every task: its data, and limits on the number of examples. Names as in transformers' scripts."""
 
     train_file: Any = None  # one or more paths. Subclasses give it a type and a help text
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
+    dataset_name: str | None = argument(None, "Dataset on the Hub, or a folder that the datasets library can load.")
+    dataset_config_name: str | None = argument(None, "Configuration of the dataset.", advanced=True)
+    unlabeled_file: str | None = argument(
+        None, "Training examples for --teacher_name_or_path to label. Labels in the file are ignored."
     )
-    dataset_config_name: str | None = field(
-        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
+    validation_file: str | None = argument(None, "Examples to evaluate on.")
+    test_file: str | None = argument(None, "Examples to predict, with or without labels.")
+    max_train_samples: int | None = argument(
+        None, "Train on at most this many labeled examples. Default: all.", range=COUNT
     )
-    unlabeled_file: str | None = field(
-        default=None,
-        metadata={"help": "Training examples for --teacher_name_or_path to label. Labels in the file are ignored."},
-    )
-    validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
-    test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on at most this many labeled examples. Default: all."}
-    )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate on at most this many examples. Default: all."}
-    )
-    max_predict_samples: int | None = field(
-        default=None, metadata={"help": "Predict on at most this many examples. Default: all."}
+    max_eval_samples: int | None = argument(None, "Evaluate on at most this many examples. Default: all.", range=COUNT)
+    max_predict_samples: int | None = argument(
+        None, "Predict on at most this many examples. Default: all.", range=COUNT
     )
 
     def __post_init__(self):
@@ -69,21 +63,15 @@ class DataArguments:
 class ExampleArguments(DataArguments):
     """Arguments that choose the examples, for a task that needs no other data arguments."""
 
-    train_file: str | None = field(
-        default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
+    train_file: str | None = argument(None, "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst.")
+    on_missing_label: Literal["error", "skip"] = argument(
+        "error", "Training and validation examples without a label: error, or skip them.", advanced=True
     )
-    on_missing_label: Literal["error", "skip"] = field(
-        default="error",
-        metadata={"advanced": True, "help": "Training and validation examples without a label: error, or skip them."},
+    # BERT's limit. Batches have no padding, so a high limit costs nothing if all texts are shorter. A pair has three
+    # special tokens. With a smaller limit the tokenizer would not truncate at all.
+    max_seq_length: int = argument(
+        512, "Maximum tokens of a text or pair. Longer texts are truncated.", range=Range(3)
     )
-    # BERT's limit. Batches have no padding, so a high limit costs nothing if all texts are shorter.
-    max_seq_length: int = field(
-        default=512, metadata={"help": "Maximum tokens of a text or pair. Longer texts are truncated."}
-    )
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_ranges(self, max_seq_length=Range(3))  # the special tokens of a pair
 
 
 def check_sources(

@@ -3,8 +3,10 @@
 `--help` imports this module, so it does not import the model or datasets, which take seconds.
 """
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Literal
+
+from snugbert.cli.arguments import ConvertedArguments, argument
 
 Dtype = Literal["float32", "float16", "int8"]
 # Target -> its module, which has the functions `describe`, `write` and `load`. onnx_engine.py documents them.
@@ -16,42 +18,26 @@ ENGINES = {
 
 
 @dataclass(kw_only=True)
-class ExportArguments:
+class ExportArguments(ConvertedArguments):
     """Which model to export, to which engine, and how to check the result."""
 
-    help_group: ClassVar[str] = "more"
-
-    input: str = field(metadata={"positional": True, "help": "Checkpoint: a folder or a Hub name."})
-    output: str = field(metadata={"positional": True, "help": "Folder to write."})
-    to: str = field(metadata={"choices": tuple(ENGINES), "help": "Target engine."})
-    dtype: Dtype = field(default="float32", metadata={"help": "Dtype of the weights. Default: float32."})
-    calibration_file: str | None = field(
-        default=None,
-        metadata={"help": "Text to calibrate int8 activations on, a text per line. Default: no calibration."},
+    to: str = argument(help=f"Target engine: {', '.join(ENGINES)}.", choices=tuple(ENGINES))
+    dtype: Dtype = argument("float32", "Dtype of the weights: float32, float16 or int8.")
+    calibration_file: str | None = argument(
+        None, "Text to calibrate int8 activations on, a text per line. Default: no calibration."
     )
-    text_file: str | None = field(
-        default=None,
-        metadata={"help": "Extra text for comparing outputs, a text per line. Default: only built-in text."},
+    text_file: str | None = argument(
+        None, "Extra text for comparing outputs, a text per line. Default: only built-in text."
     )
-    validation_file: str | None = field(
-        default=None,
-        metadata={
-            "help": "Labeled examples to score the model and its export on, as for the fine-tuning commands. For an "
-            "embedding model: sentence1, sentence2, score."
-        },
+    validation_file: str | None = argument(
+        None, "Labeled examples to score the model and its export on, as for the fine-tuning commands."
     )
-    task_name: str | None = field(
-        default=None, metadata={"help": "GLUE task of --validation_file. Default: your own data."}
+    task_name: str | None = argument(None, "GLUE task of --validation_file. Default: your own data.")
+    text_column_names: str | None = argument(
+        None, "Text columns of --validation_file, for sequence classification. Default: as in snugbert glue."
     )
-    text_column_names: str | None = field(
-        default=None, metadata={"help": "Text columns of --validation_file, for sequence classification."}
+    label_column_name: str | None = argument(None, "Label column of --validation_file. Default: as in training.")
+    max_seq_length: int | None = argument(
+        None, "Maximum tokens for --validation_file. Default: as in the fine-tuning command."
     )
-    label_column_name: str | None = field(default=None, metadata={"help": "Label column of --validation_file."})
-    max_seq_length: int | None = field(
-        default=None,
-        metadata={"help": "Maximum tokens for --validation_file. Default: as in the fine-tuning command."},
-    )
-    version_2_with_negative: bool = field(
-        default=False, metadata={"help": "--validation_file has questions without an answer."}
-    )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the model in the output folder."})
+    version_2_with_negative: bool = argument(False, "--validation_file has questions without an answer.")

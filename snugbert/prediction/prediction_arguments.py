@@ -4,16 +4,17 @@
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
+from snugbert.cli.arguments import ShardArguments, argument
 from snugbert.cli.device_arguments import choose_precision
 from snugbert.cli.model_arguments import HubArguments
-from snugbert.cli.ranges import COUNT, Range, check_ranges
-from snugbert.data.data_arguments import OnBadText, parse_shard
+from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE_SHARE, Range, check_ranges
+from snugbert.data.data_arguments import OnBadText
 from snugbert.data.sources import uncompressed_name
 from snugbert.errors import InputError
 from snugbert.tasks.task_arguments import NerDataArguments
@@ -22,97 +23,58 @@ CONLL_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".txt")
 
 
 @dataclass
-class PredictionArguments(HubArguments):
+class PredictionArguments(HubArguments, ShardArguments):
     """Which rows to predict, where to write, and how."""
 
     help_group: ClassVar[str] = "data"
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Fine-tuned model, or embedding model: a folder or Hub name."}
+    model_name_or_path: str = argument(help="Fine-tuned model, or embedding model: a folder or Hub name.")
+    input_file: str = argument(help="Rows: .jsonl, .json, .csv, .tsv, or .conll for taggers, also .gz or .zst.")
+    output_file: str = argument(help="File to write: .jsonl, or .csv, .tsv or .conll like the input.")
+    text_column_names: str | None = argument(
+        None, "Columns of the input, such as title,text. Default: see docs/how-to/predict.md."
     )
-    input_file: str | None = field(
-        default=None, metadata={"help": "Rows: .jsonl, .json, .csv, .tsv, or .conll for taggers, also .gz or .zst."}
+    max_seq_length: int | None = argument(
+        None, "Maximum tokens. Default: the model's limit, 384 (questions) or 128 (CoNLL).", range=Range(8)
     )
-    output_file: str | None = field(
-        default=None,
-        metadata={"help": "File to write: .jsonl, or .csv, .tsv or .conll like the input."},
+    doc_stride: int | None = argument(
+        None, "Tokens that windows share. Default: as in training or in snugbert squad.", range=NOT_NEGATIVE
     )
-    text_column_names: str | None = field(
-        default=None,
-        metadata={"help": "Columns of the input, such as title,text. Default: see docs/how-to/predict.md."},
+    version_2_with_negative: bool = argument(False, "Question answering: allow the empty answer, as in SQuAD v2.0.")
+    prompt_name: str | None = argument(
+        None, "Embedding models and rerankers: name of a prompt, such as query. Default: the model's."
     )
-    max_seq_length: int | None = field(
-        default=None,
-        metadata={"help": "Maximum tokens of a text or window. Default: the model's limit; questions 384, CoNLL 128."},
+    abstain_below: float | None = argument(
+        None,
+        "Text classifiers: predict no label below this probability. Default: always predict.",
+        range=POSITIVE_SHARE,
     )
-    doc_stride: int | None = field(
-        default=None,
-        metadata={"help": "Tokens that neighboring windows share. Default: as in training, or as in snugbert squad."},
+    on_bad_text: OnBadText = argument("error", "Rows that cannot be read: error, skip, or replace bytes.")
+    num_processes: int | None = argument(
+        None, "Processes that predict, on a GPU or a share of the cores each. Default: one per GPU.", range=COUNT
     )
-    version_2_with_negative: bool = field(
-        default=False, metadata={"help": "Question answering: allow the empty answer, as in SQuAD v2.0."}
+    max_batch_tokens: int = argument(
+        4096, "Maximum tokens of a batch. Embedding models and rerankers take 32 texts.", range=COUNT
     )
-    prompt_name: str | None = field(
-        default=None,
-        metadata={"help": "Embedding models and rerankers: name of a prompt, such as query. Default: the model's."},
+    bf16: bool | None = argument(None, "Compute in bfloat16. Default: true on Ampere and newer GPUs.")
+    use_cpu: bool = argument(False, "Use the CPU even if there is a GPU.")
+    cuda_graphs: bool = argument(
+        True, "On a GPU, pad batches to a few sizes, and record a CUDA graph for each size.", advanced=True
     )
-    abstain_below: float | None = field(
-        default=None,
-        metadata={"help": "Text classifiers: predict no label below this probability. Adds the column abstained."},
-    )
-    on_bad_text: OnBadText = field(
-        default="error", metadata={"help": "Rows that cannot be read: error, skip, or replace bytes."}
-    )
-    shard: str = field(
-        default="1/1",
-        metadata={"help": "Predict only shard i of n, written i/n, to divide the work among machines."},
-    )
-    num_processes: int | None = field(
-        default=None,
-        metadata={"help": "Processes that predict, each on a GPU or on a share of the cores. Default: one per GPU."},
-    )
-    max_batch_tokens: int = field(
-        default=4096,
-        metadata={"help": "Maximum tokens of a batch. Embedding models and rerankers take 32 texts."},
-    )
-    bf16: bool | None = field(
-        default=None,
-        metadata={
-            "nargs": "?",
-            "const": True,
-            "help": "Compute in bfloat16. Default: true on Ampere and newer GPUs.",
-        },
-    )
-    use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is a GPU."})
-    cuda_graphs: bool = field(
-        default=True,
-        metadata={
-            "advanced": True,
-            "help": "On a GPU, pad batches to a few sizes, and record a CUDA graph for each size.",
-        },
-    )
-    overwrite_output_file: bool = field(
-        default=False,
-        metadata={"help": "Replace --output_file, and partial output from different settings."},
-    )
+    overwrite_output_file: bool = argument(False, "Replace --output_file, and partial output from different settings.")
 
     def __post_init__(self):
-        for name in ("model_name_or_path", "input_file", "output_file"):
-            if getattr(self, name) is None:
-                raise InputError(f"--{name} is missing.")
-        if not Path(str(self.input_file)).is_file():
-            raise InputError(f"--input_file: there is no file {self.input_file}.")
-        output = Path(str(self.output_file))
+        super().__post_init__()
+        output = Path(self.output_file)
         suffixes = [".jsonl", *({self.input_suffix} - {".jsonl", ".json"})]
         if output.suffix not in suffixes or output.is_dir():
             expected = " or, like the input, in ".join(suffixes)
             raise InputError(f"--output_file: {output} must be a file that ends in {expected}.")
-        if output.resolve() == Path(str(self.input_file)).resolve():
+        if output.resolve() == Path(self.input_file).resolve():
             raise InputError("--output_file: the output is the input file. Choose another file.")
         if self.reads_conll and self.max_seq_length is None:
             self.max_seq_length = NerDataArguments.max_seq_length  # as in `snugbert ner`, for the same tags
-        check_ranges(self, max_seq_length=Range(8), max_batch_tokens=COUNT, num_processes=COUNT)
-        self.shard_number, self.num_shards = parse_shard(self.shard)
+        check_ranges(self)
         is_launched = "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
         if is_launched and self.num_shards == 1:  # all processes would write the same file
             raise InputError(
@@ -127,7 +89,7 @@ class PredictionArguments(HubArguments):
     @property
     def input_suffix(self) -> str:
         """The suffix of the input, without .gz and .zst."""
-        return Path(uncompressed_name(Path(str(self.input_file)))).suffix
+        return Path(uncompressed_name(Path(self.input_file))).suffix
 
     @property
     def reads_conll(self) -> bool:

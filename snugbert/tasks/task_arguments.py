@@ -3,13 +3,13 @@
 `--help` imports this module, so it imports neither models nor datasets, which take seconds.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from snugbert.cli.ranges import Range, check_ranges
-from snugbert.data.data_arguments import complete_lists
+from snugbert.cli.arguments import argument, complete_lists
+from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE_SHARE, Range, check_ranges
 from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask
-from snugbert.data.sources import DataArguments, check_sources
+from snugbert.data.sources import DataArguments, ExampleArguments, check_sources
 from snugbert.errors import InputError, explain_choice
 
 # The metrics of --tune_thresholds.
@@ -19,66 +19,43 @@ DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and dataset
 
 
 @dataclass
-class GlueDataArguments(DataArguments):
+class GlueDataArguments(ExampleArguments):
     """Which data to use and how to read them.
 
     The names come from transformers' `run_glue.py` and `run_classification.py`. `data_dir` is new.
     """
 
-    task_name: str | None = field(
-        default=None, metadata={"help": f"GLUE task ({', '.join(TASKS)}), or all for every task."}
+    task_name: str | None = argument(
+        None, f"GLUE task ({', '.join(TASKS)}), or all for every task. Default: your own data."
     )
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Folder of GLUE TSV files: the task's folder or its parent."}
+    data_dir: str | None = argument(None, "Folder of GLUE TSV files: the task's folder or its parent.")
+    text_column_names: str | None = argument(
+        None, "Text column of your own data. For pairs, two columns, such as title,text."
     )
-    train_file: str | None = field(
-        default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
+    label_column_name: str | None = argument(None, "Label column of your own data. Default: label.")
+    label_separator: str | None = argument(
+        None, "Separator of several labels in one cell. JSON lists need no separator."
     )
-    text_column_names: str | None = field(
-        default=None, metadata={"help": "Text column of your own data. For pairs, two columns, such as title,text."}
+    do_regression: bool | None = argument(
+        None, "Predict a number (true) or a class (false). Default: a number if labels have decimals."
     )
-    label_column_name: str | None = field(
-        default=None, metadata={"help": "Label column of your own data. Default: label."}
+    max_seq_length: int | None = argument(  # type: ignore[assignment]
+        None, "Maximum tokens of a text or window. Default: 128, or the model's windows.", range=Range(3)
     )
-    label_separator: str | None = field(
-        default=None,
-        metadata={"help": "Separator of several labels in one cell. JSON lists need no separator."},
+    doc_stride: int | None = argument(
+        None, "Read whole texts in windows that share N tokens. Default: truncate texts.", range=NOT_NEGATIVE
     )
-    on_missing_label: Literal["error", "skip"] = field(
-        default="error",
-        metadata={"advanced": True, "help": "Training and validation examples without a label: error, or skip them."},
+    tune_thresholds: str | None = argument(
+        None,
+        "Choose thresholds on the validation examples: for f1 or accuracy (two labels), or macro_f1 (label sets).",
+        choices=(*BINARY_METRICS, *LABEL_SET_METRICS),
+        advanced=True,
     )
-    # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
-    do_regression: bool = field(  # type: ignore[assignment]
-        default=None,
-        metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels have decimals."},
+    calibrate: bool = argument(
+        False, "Choose a temperature on the validation examples: probabilities match the accuracy.", advanced=True
     )
-    max_seq_length: int | None = field(
-        default=None,
-        metadata={"help": "Maximum tokens of a text or window. Default: 128, or the model's windows."},
-    )
-    doc_stride: int | None = field(
-        default=None,
-        metadata={"help": "Read whole texts, in windows that share this many tokens. Default: truncate texts."},
-    )
-    tune_thresholds: str | None = field(
-        default=None,
-        metadata={
-            "advanced": True,
-            "help": "Choose thresholds on the validation examples for a metric: f1 or accuracy (two labels), or "
-            "macro_f1 (several labels per example).",
-        },
-    )
-    calibrate: bool = field(
-        default=False,
-        metadata={
-            "advanced": True,
-            "help": "Choose a temperature on the validation examples, so that probabilities match the accuracy.",
-        },
-    )
-    abstain_below: float | None = field(
-        default=None,
-        metadata={"advanced": True, "help": "Predict no label below this probability, as in snugbert predict."},
+    abstain_below: float | None = argument(
+        None, "Predict no label below this probability. Default: always predict.", range=POSITIVE_SHARE, advanced=True
     )
 
     def __post_init__(self):
@@ -92,21 +69,15 @@ class GlueDataArguments(DataArguments):
         if self.task_name == "all":
             reason = "is for a single task. The data of all tasks come from --data_dir or the Hub"
             self._refuse(reason, "dataset_name", "train_file", "unlabeled_file", "validation_file", "test_file")
-        known = (*BINARY_METRICS, *LABEL_SET_METRICS)
-        if self.tune_thresholds not in (None, *known):
-            raise InputError(explain_choice("--tune_thresholds", self.tune_thresholds, known))
         if self.task_name == "all" and (self.calibrate or self.tune_thresholds is not None):
             raise InputError(
                 "--calibrate and --tune_thresholds need classes. STS-B has no classes. Set --task_name to one task."
             )
         if self.doc_stride is not None and self.task is not None and len(self.task.text_columns) == 2:
             self._refuse("cannot read pairs of texts", "doc_stride")
-        # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
-        check_ranges(self, max_seq_length=Range(3))
-        if self.data_dir is not None and self.task_name is None:
-            raise InputError("--task_name is missing. Name the GLUE task whose files are in --data_dir.")
-        if self.data_dir is not None and self.dataset_name is not None:
-            raise InputError("--dataset_name and --data_dir cannot be combined. Remove --dataset_name or --data_dir.")
+        check_ranges(self)
+        if self.data_dir is not None and (self.task_name is None or self.dataset_name is not None):
+            raise InputError("--data_dir has the files of a GLUE task. Set --task_name, and remove --dataset_name.")
         default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
         check_sources(self.files, self.dataset_name or default_dataset, self.unlabeled_file)
 
@@ -135,33 +106,24 @@ class SquadDataArguments(DataArguments):
     from the original release's `run_squad.py`.
     """
 
-    train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Training questions in SQuAD's JSON or JSON lines, also .gz or .zst. One or more files."},
+    train_file: list[str] | None = argument(
+        None, "Training questions in SQuAD's JSON or JSON lines, also .gz or .zst. One or more files."
     )
-    version_2_with_negative: bool = field(
-        default=False, metadata={"help": "Allow questions without an answer (SQuAD v2.0)."}
+    version_2_with_negative: bool = argument(False, "Allow questions without an answer (SQuAD v2.0).")
+    on_bad_answer: Literal["stop", "skip"] = argument(
+        "stop", "If an answer is not at its position: stop, or skip it in training."
     )
-    on_bad_answer: Literal["stop", "skip"] = field(
-        default="stop",
-        metadata={"help": "If an answer is not at its position: stop, or skip it in training."},
+    max_seq_length: int = argument(384, "Maximum tokens of a window: question and context.")
+    doc_stride: int | None = argument(
+        None, "Tokens that windows share. Default: 128, or a third of a window below 256.", range=NOT_NEGATIVE
     )
-    max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
-    doc_stride: int | None = field(
-        default=None,
-        metadata={"help": "Tokens that neighboring windows share. Default: 128, or a third of a window below 256."},
+    max_query_length: int = argument(
+        64, "Maximum tokens of a question. Longer questions are truncated.", range=COUNT, advanced=True
     )
-    max_query_length: int = field(
-        default=64,
-        metadata={"advanced": True, "help": "Maximum tokens of a question. Longer questions are truncated."},
-    )
-    n_best_size: int = field(
-        default=20, metadata={"advanced": True, "help": "Number of candidate answers per question."}
-    )
-    max_answer_length: int = field(default=30, metadata={"help": "Maximum tokens of an answer."})
-    null_score_diff_threshold: float = field(
-        default=0.0,
-        metadata={"help": 'Predict "no answer" if it scores this much higher than the best answer.'},
+    n_best_size: int = argument(20, "Number of candidate answers per question.", range=COUNT, advanced=True)
+    max_answer_length: int = argument(30, "Maximum tokens of an answer.", range=COUNT)
+    null_score_diff_threshold: float = argument(
+        0.0, 'Predict "no answer" if it scores this much higher than the best answer.'
     )
 
     def __post_init__(self):
@@ -176,51 +138,36 @@ class NerDataArguments(DataArguments):
     The names come from transformers' `run_ner.py`. The last four are new.
     """
 
-    task_name: str = field(
-        default="ner",
-        metadata={"advanced": True, "help": "Name of the tagging task. Its tags are in column <task_name>_tags."},
+    task_name: str = argument(
+        "ner", "Name of the tagging task. Its tags are in column <task_name>_tags.", advanced=True
     )
-    train_file: str | None = field(
-        default=None,
-        metadata={"help": "Training sentences: .json, .jsonl, or CoNLL (any other suffix), also .gz or .zst."},
+    train_file: str | None = argument(
+        None, "Training sentences: .json, .jsonl, or CoNLL (any other suffix), also .gz or .zst."
     )
-    text_column_name: str | None = field(
-        default=None,
-        metadata={"help": "Column of the words: a name, or a number for CoNLL. Default: tokens, or the first."},
+    text_column_name: str | None = argument(
+        None, "Column of the words: a name, or a number for CoNLL. Default: tokens, or the first."
     )
-    label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the tags. Default: ner_tags or tags, or the last for CoNLL."}
+    label_column_name: str | None = argument(
+        None, "Column of the tags. Default: ner_tags or tags, or the last for CoNLL."
     )
     # 128 was the default of run_ner.py while it had one (transformers 3). Only 5 of CoNLL-2003's 20,744 sentences are
-    # longer. Without padding a higher limit costs nothing, and --document_context benefits from it.
-    max_seq_length: int = field(
-        default=128, metadata={"help": "Maximum tokens of a window. Longer sentences take several windows."}
+    # longer. Without padding a higher limit costs nothing, and --document_context benefits from it. [CLS], [SEP] and
+    # two other tokens: half of the room must be at least one token.
+    max_seq_length: int = argument(
+        128, "Maximum tokens of a window. Longer sentences take several windows.", range=Range(4)
     )
-    label_all_tokens: bool = field(
-        default=False, metadata={"advanced": True, "help": "Label all sub-tokens of a word, not only the first."}
+    label_all_tokens: bool = argument(False, "Label all sub-tokens of a word, not only the first.", advanced=True)
+    return_entity_level_metrics: bool = argument(
+        False, "Log the metrics of each entity type during training.", advanced=True
     )
-    return_entity_level_metrics: bool = field(
-        default=False, metadata={"advanced": True, "help": "Log the metrics of each entity type during training."}
+    tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou", "bmes"] = argument(
+        "auto", "Tagging scheme of the files. auto: the scheme that fits best."
     )
-    tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou", "bmes"] = field(
-        default="auto", metadata={"help": "Tagging scheme of the files. auto: the scheme that fits best."}
+    on_bad_tag: Literal["stop", "repair"] = argument("stop", "stop at invalid tags, or repair them as conlleval does.")
+    document_context: bool = argument(False, "Fill windows with neighboring sentences of the document.")
+    document_column_name: str | None = argument(
+        None, f"Column of document ids. Default: {', '.join(DOCUMENT_COLUMNS)}.", advanced=True
     )
-    on_bad_tag: Literal["stop", "repair"] = field(
-        default="stop",
-        metadata={"help": "stop at invalid tags, or repair them as conlleval does."},
-    )
-    document_context: bool = field(
-        default=False, metadata={"help": "Fill windows with neighboring sentences of the document."}
-    )
-    document_column_name: str | None = field(
-        default=None,
-        metadata={"advanced": True, "help": f"Column of document ids. Default: {', '.join(DOCUMENT_COLUMNS)}."},
-    )
-
-    def __post_init__(self):
-        # [CLS], [SEP] and two other tokens: half of the room must be at least one token.
-        check_ranges(self, max_seq_length=Range(4))
-        super().__post_init__()
 
     @property
     def tag_columns(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import httpx
 from transformers.integrations import integration_utils
 
-from snugbert.cli.device_arguments import DeviceArguments, check_reporter
+from snugbert.cli.device_arguments import DeviceArguments, check_reporters
 from snugbert.errors import InputError, did_you_mean, explain_files, explain_folder
 from snugbert.families.loading import check_repository
 from snugbert_cli import main
@@ -34,8 +34,8 @@ def folder(tmp_path, monkeypatch) -> Path:
         ("glue", "--epochs 3", "unknown argument --epochs. Did you mean --num_train_epochs?"),
         ("export", "in out --too onnx", "unknown argument --too. Did you mean --to?"),
         ("demo", "--qqqq", "unknown argument --qqqq."),
-        ("pretrain", "--train_file corpus/*.txt", "no such file. Did you mean corpus/*.txt.gz?"),
-        ("pretrain", "--train_file corpus/*.gz corpsu/*.gz", "corpsu/*.gz: no such file. Did you mean corpus/*.gz?"),
+        ("demo", "--config", "argument --config: expected one argument"),
+        ("pretrain", "--train_file corpus/*.gz corpsu/*.gz", "--train_file: corpsu/*.gz: no such file."),
         ("predict", "--input_file corpus/trian.txt.gz", "no such file. Did you mean corpus/train.txt.gz?"),
         ("vocabulary", "--train_file corpus", "--train_file: corpus is a folder. Name its files, such as 'corpus/*'."),
         ("glue", "--model_name_or_path ./nope", "--model_name_or_path: the folder ./nope does not exist."),
@@ -46,7 +46,11 @@ def folder(tmp_path, monkeypatch) -> Path:
     ],
 )
 def test_mistakes(command, line, message, folder, capsys):
-    complete = {"demo": "--model x", "predict": "--output_file x", "vocabulary": "--output_dir x"}
+    complete = {
+        "demo": "--model x",
+        "predict": "--model_name_or_path b --output_file x",
+        "vocabulary": "--output_dir x",
+    }
     defaults = "--model_name_or_path bert --output_dir x" if command in ("glue", "ner") else ""
     flags = complete.get(command, defaults) if "Did you mean --" not in message else ""
     assert main([command, *flags.split(), *line.split()]) == 2
@@ -61,8 +65,7 @@ def test_at_most_three_suggestions():
 
 def test_a_reporter_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr(integration_utils, "get_available_reporting_integrations", lambda: ["tensorboard"])
-    for name in ("tensorboard", "none"):
-        check_reporter(name)
+    check_reporters(["tensorboard", "none"])
     with pytest.raises(InputError, match=r"^--report_to wandb: its package is not installed\."):
         DeviceArguments(report_to=["none", "wandb"])
 

@@ -11,7 +11,6 @@ import yaml
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.cli.parser import parse_arguments
 from snugbert.data.data_arguments import OutputArguments, PreparationArguments
-from snugbert_cli import COMMANDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -50,7 +49,7 @@ def test_each_shard_is_started_once(tmp_path, jobs):
         name, *arguments = read_command(tmp_path, command, variables)
         assert name == "prepare"
         types = (TokenizerArguments, PreparationArguments, OutputArguments)
-        _, text, output = parse_arguments(types, arguments, "snugbert prepare", "", opens=COMMANDS["prepare"].opens)
+        _, text, output = parse_arguments(types, arguments, "snugbert prepare", "")
         assert text.train_file == ["s3://bucket/text/*.txt.gz"] and text.preprocessing_num_workers == 16
         assert output.output_dir == "s3://bucket/prepared"
         shards.append((output.shard_number, output.num_shards))

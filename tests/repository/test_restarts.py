@@ -15,7 +15,6 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingDataArguments,
     PretrainingModelArguments,
 )
-from snugbert_cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {
@@ -91,7 +90,7 @@ def read_command(command, folder, monkeypatch):
     types = (PretrainingModelArguments, PretrainingDataArguments, PretrainingArguments)
     flags = [flag.removeprefix("s3://") for flag in flags]  # otherwise, they would be downloaded
     flags += ["--use_cpu", "true"]  # parsing must work without a GPU
-    *_, training = parse_arguments(types, flags, "snugbert pretrain", "", opens=COMMANDS["pretrain"].opens)
+    *_, training = parse_arguments(types, flags, "snugbert pretrain", "")
     assert str(training.resume_from_checkpoint).lower() == "true"
     processes = int(launch.nnodes) * int(launch.nproc_per_node)
     batch = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from snugbert.cli.arguments import argument
 from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
 from snugbert.storage import inputs as staging
@@ -79,17 +80,15 @@ def test_a_folder_that_changes_while_it_is_copied_is_refused(bucket, monkeypatch
 def test_arguments_get_local_paths(bucket, tmp_path):
     @dataclass
     class Arguments:
-        train_file: list[str] = field(default_factory=list)
+        train_file: list[str] = argument([], opens_urls=True)
         pairs_file: list[str] = field(default_factory=list)
         test_file: str | None = None
         output_dir: str | None = None
         output_file: str | None = None
-        deepspeed: str | None = None
         resume_from_checkpoint: str | None = None
-        cache_dir: str | None = None
 
     def parse(*argv: str) -> Arguments:
-        return parse_arguments([Arguments], list(argv), "test", "", opens=("train_file",))[0]
+        return parse_arguments([Arguments], list(argv), "test")[0]
 
     local = tmp_path / "local.jsonl"
     local.touch()
@@ -107,11 +106,9 @@ def test_arguments_get_local_paths(bucket, tmp_path):
         (("--test_file", f"{bucket.url}/*"), r"--test_file: s3://.*/\* matches 3 files"),
         (("--test_file", f"{bucket.url}/c"), "--test_file: s3://.*/c does not exist"),
         (("--config", f"{bucket.url}/[ab]"), r"--config: s3://.*/\[ab\] matches 2 files"),
-        (("--cache_dir", f"{bucket.url}/c"), "--cache_dir: .* is a URL. Use a local folder"),
-        (("--deepspeed", f"{bucket.url}/a"), "--deepspeed: .* is a URL. Use a local file"),
-        (("--output_dir", "s3://"), "--output_dir: s3:// names no bucket"),
-        (("--output_file", "s3://out.jsonl"), "--output_file: s3://out.jsonl names no file"),
-        (("--output_file", f"{bucket.url}/out/"), "--output_file: .*/out/ names no file"),
+        (("--output_dir", "s3://"), "--output_dir: s3:// is incomplete. Use a URL like s3://bucket/folder"),
+        (("--output_file", "s3://out.jsonl"), "--output_file: s3://out.jsonl is incomplete"),
+        (("--output_file", f"{bucket.url}/out/"), "--output_file: .*/out/ is incomplete"),
     ):
         with pytest.raises(InputError, match=message):
             parse(*argv)

@@ -1,13 +1,14 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from snugbert.cli.arguments import OverwriteArguments, argument
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.cli.model_arguments import StudentArguments
-from snugbert.cli.ranges import check_ranges
+from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, SweepFile, read_sweep_file
 from snugbert.trainers.run.processes import is_terminal
@@ -32,13 +33,10 @@ COMPARED_SETTINGS = (
 class FineTunedModelArguments(StudentArguments):
     """Which model to fine-tune."""
 
-    ignore_mismatched_sizes: bool = field(
-        default=False, metadata={"help": "Replace a classifier that was trained for other labels."}
-    )
+    ignore_mismatched_sizes: bool = argument(False, "Replace a classifier that was trained for other labels.")
     # On CoNLL-2003, F1 was 90.4 with the first layers and 89.2 with `spread`. On MRPC, the scores were equal.
-    student_layers: str = field(
-        default="first",
-        metadata={"advanced": True, "help": "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5."},
+    student_layers: str = argument(
+        "first", "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5.", advanced=True
     )
 
     # These fields are set from Python only. If they are None, both are loaded.
@@ -56,7 +54,7 @@ class FineTunedModelArguments(StudentArguments):
 
 
 @dataclass
-class FineTuningArguments(DeviceArguments):
+class FineTuningArguments(DeviceArguments, OverwriteArguments):
     """`TrainingArguments` with the paper's fine-tuning settings as defaults.
 
     Devlin et al. (2018), section 4.1: 3 epochs, batches of 32, and the best learning rate of 5e-5, 4e-5, 3e-5 and 2e-5
@@ -77,94 +75,65 @@ class FineTuningArguments(DeviceArguments):
         given: names of the settings that the user chose.
     """
 
-    do_train: bool = field(
-        default=False, metadata={"help": "Train. Default: train, evaluate and predict on the data that you pass."}
-    )
-    do_eval: bool = field(
-        default=False, metadata={"help": "Evaluate on the validation examples. Default: see --do_train."}
-    )
-    do_predict: bool = field(default=False, metadata={"help": "Predict the test examples. Default: see --do_train."})
-    # `choose_learning_rate` replaces None before it is used.
-    learning_rate: float = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Peak learning rate. Default: depends on the model's size."}
-    )
-    num_train_epochs: float = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
-        default=None, metadata={"help": "Number of passes over the training examples. Default: 3."}
-    )
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Training examples per device and batch."})
-    per_device_eval_batch_size: int = field(
-        default=32, metadata={"help": "Examples per device and batch for evaluation and prediction."}
-    )
+    do_train: bool = argument(False, "Train. Default: train, evaluate and predict on the data that you pass.")
+    do_eval: bool = argument(False, "Evaluate on the validation examples. Default: see --do_train.")
+    do_predict: bool = argument(False, "Predict the test examples. Default: see --do_train.")
+    # None in this and the next arguments: the user did not choose.
+    learning_rate: float = argument(None, "Peak learning rate. Default: depends on the model's size.")
+    num_train_epochs: float = argument(None, "Number of passes over the training examples. Default: 3.")
+    per_device_train_batch_size: int = argument(32, "Training examples per device and batch.")
+    per_device_eval_batch_size: int = argument(32, "Examples per device and batch for evaluation and prediction.")
     # A share of all steps, so that short runs have a learning curve, too.
-    logging_steps: float = field(
-        default=0.02, metadata={"help": "Steps between log lines. A value below 1 is a share of all steps."}
+    logging_steps: float = argument(0.02, "Steps between log lines. A value below 1 is a share of all steps.")
+    warmup_steps: float = argument(0.1, "Steps of linear warmup. A value below 1 is a share of all steps.")
+    weight_decay: float = argument(0.01, "Weight decay, except on biases and LayerNorm.")
+    eval_strategy: str | None = argument(  # type: ignore[assignment]
+        None, "When to evaluate: no, steps or epoch. Default: epoch."
     )
-    warmup_steps: float = field(
-        default=0.1, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
+    save_strategy: str | None = argument(  # type: ignore[assignment]
+        None, "When to save a checkpoint: no, steps, epoch or best. Default: steps."
     )
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
-    # None: the user did not choose. `settle_arguments` then decides. See [`FineTuningTrainer`].
-    eval_strategy: str | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "When to evaluate: no, steps or epoch. Default: epoch."}
+    save_steps: float | None = argument(  # type: ignore[assignment]
+        None, "Steps between checkpoints. A value below 1 is a share of all steps. Default: 500."
     )
-    # None: the user did not ask for checkpoints, see `keeps_checkpoints`.
-    save_strategy: str | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "When to save a checkpoint: no, steps, epoch or best. Default: steps."}
+    save_total_limit: int | None = argument(
+        None, "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."
     )
-    save_steps: float | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={"help": "Steps between checkpoints. A value below 1 is a share of all steps. Default: 500."},
+    reinit_layers: int = argument(
+        0, "Start the top N layers and the pooler from random weights.", range=NOT_NEGATIVE, advanced=True
     )
-    save_total_limit: int | None = field(
-        default=None,
-        metadata={"help": "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."},
+    layerwise_lr_decay: float = argument(
+        1.0, "Learning rate of a layer relative to the layer above it.", range=SHARE, advanced=True
     )
-    reinit_layers: int = field(
-        default=0, metadata={"advanced": True, "help": "Start the top N layers and the pooler from random weights."}
+    freeze_embeddings: bool = argument(False, "Do not train the embeddings.", advanced=True)
+    freeze_layers: int = argument(0, "Do not train the embeddings and the first N layers.", range=NOT_NEGATIVE)
+    unfreeze_after_steps: int | None = argument(
+        None, "Unfreeze all layers after this many steps. Default: never.", range=COUNT, advanced=True
     )
-    layerwise_lr_decay: float = field(
-        default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
+    distillation_temperature: float = argument(
+        2.0, "Temperature of the teacher's soft targets.", range=POSITIVE, advanced=True
     )
-    freeze_embeddings: bool = field(default=False, metadata={"advanced": True, "help": "Do not train the embeddings."})
-    freeze_layers: int = field(default=0, metadata={"help": "Do not train the embeddings and the first N layers."})
-    unfreeze_after_steps: int | None = field(
-        default=None, metadata={"advanced": True, "help": "Unfreeze all layers after this many steps. Default: never."}
+    distillation_weight: float = argument(
+        0.5, "Weight of the soft targets in the loss. The labels have the rest of 1.", range=SHARE, advanced=True
     )
-    distillation_temperature: float = field(
-        default=2.0, metadata={"advanced": True, "help": "Temperature of the teacher's soft targets."}
+    class_weights: dict | str | None = argument(  # a dict in Python: label -> weight
+        None, "Class weights in the loss: balanced, or for example positive=2,negative=1. Default: none."
     )
-    distillation_weight: float = field(
-        default=0.5,
-        metadata={
-            "advanced": True,
-            "help": "Weight of the soft targets in the loss, from 0 to 1. The rest is the weight of the labels.",
-        },
+    early_stopping_patience: int | None = argument(
+        None, "Stop after N evaluations without improvement, and keep the best model. Default: never.", range=COUNT
     )
-    class_weights: dict | str | None = field(  # a dict in Python: label -> weight
-        default=None, metadata={"help": "Class weights in the loss: balanced, or for example positive=2,negative=1."}
+    early_stopping_threshold: float = argument(
+        0.0, "Early stopping: smallest change that is an improvement.", range=NOT_NEGATIVE, advanced=True
     )
-    early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Stop after N evaluations without improvement, and keep the best model."}
+    sweep: str | None = argument(
+        None, "Do several runs: a YAML file to search settings, paper (BERT's grid), fixed or stable."
     )
-    early_stopping_threshold: float = field(
-        default=0.0,
-        metadata={
-            "advanced": True,
-            "help": "Early stopping: smallest change of the metric that counts as an improvement.",
-        },
+    seeds: int = argument(
+        None, "Number of runs to average. Their seeds count up from --seed. Default: 1.", range=COUNT
     )
-    sweep: str | None = field(
-        default=None,
-        metadata={"help": "Do several runs: a YAML file to search settings, paper (BERT's grid), fixed or stable."},
+    pad_to_max_length: bool = argument(
+        False, "Pad all examples to --max_seq_length instead of packing batches.", advanced=True
     )
-    seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
-        default=None, metadata={"help": "Number of runs to average. Their seeds count up from --seed. Default: 1."}
-    )
-    pad_to_max_length: bool = field(
-        default=False,
-        metadata={"advanced": True, "help": "Pad all examples to --max_seq_length instead of packing batches."},
-    )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
 
     given = tuple[str, ...]()  # not an argument
 
@@ -179,10 +148,6 @@ class FineTuningArguments(DeviceArguments):
         check_ranges(self)
         if isinstance(self.class_weights, dict):  # as in JSON, which is compared on resume
             self.class_weights = {str(label): weight for label, weight in self.class_weights.items()}
-        if self.deepspeed:
-            raise InputError("--deepspeed is not supported. Remove the flag.")
-        if self.label_names is not None:  # Trainer's names of columns in a batch
-            raise InputError("--label_names: label names come from the data or the task. Remove the flag.")
         if self.unfreeze_after_steps is not None and not self.freezes:
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model
@@ -213,10 +178,6 @@ class FineTuningArguments(DeviceArguments):
         self.wanted_splits = tuple(split for split in asked if asked[split]) or None
         # The tasks compute metrics from the logits of all examples.
         self.prediction_loss_only, self.batch_eval_metrics, self.eval_do_concat_batches = False, False, True
-        # Do not hide losses that are NaN or infinite. They end the run.
-        self.logging_nan_inf_filter = False
-        if self.ddp_find_unused_parameters is None:
-            self.ddp_find_unused_parameters = False  # the heads use all parameters
         if self.disable_tqdm is None:
             self.disable_tqdm = not is_terminal()
         super().__post_init__()

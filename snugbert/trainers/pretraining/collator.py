@@ -12,7 +12,7 @@ from tokenizers import decoders
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.cli.ranges import Range, check_ranges
+from snugbert.cli.ranges import COUNT, SHARE, check_ranges
 from snugbert.data.packed_batches import pack
 from snugbert.data.tokenizing import splits_words
 from snugbert.errors import InputError
@@ -89,7 +89,7 @@ class SnugBertDataCollatorForPretraining:
     mask_rates: tuple[float, float] = field(init=False, repr=False)
 
     def __post_init__(self):
-        check_ranges(self, pad_to_multiple_of=Range(1))
+        check_ranges(self, pad_to_multiple_of=COUNT, mask_replace_prob=SHARE, random_replace_prob=SHARE)
         self.mask_rates = parse_mask_rates(self.mlm_probability)
         self.masking = choose_masking(self.masking, self.whole_word_mask)
         if self.pad_to_multiple_of is not None and self.replacement_keys:

@@ -4,13 +4,14 @@
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from snugbert.cli.arguments import OverwriteArguments, argument
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.cli.model_arguments import StudentArguments
-from snugbert.cli.ranges import Range, check_ranges
-from snugbert.data.data_arguments import CACHE_GB, PreparationArguments
+from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, Range, check_ranges
+from snugbert.data.data_arguments import CACHE_GB, ValidationArguments
 from snugbert.errors import InputError, explain_choice
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
 from snugbert.trainers.run.processes import is_terminal
@@ -44,43 +45,29 @@ PAIR_LABELS: dict[Objective, tuple[str, str]] = {
 # and ELECTRA's original release. All other predicted tokens stay unchanged.
 BERT_MASKS, ELECTRA_MASKS = (0.8, 0.1), (0.85, 0.0)
 MASKINGS = ("tokens", "words", "spans")  # the values of `--masking`
-MASK_RATE = Range(0, 1, open_below=True)
 OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of transformers
 
 
 @dataclass
-class PretrainingArguments(DeviceArguments):
+class PretrainingArguments(DeviceArguments, OverwriteArguments):
     """`TrainingArguments` with the paper's pretraining settings as defaults.
 
     Devlin et al. (2018), appendix A.2: learning rate 1e-4 with warmup over the first 1 % of the steps and linear
     decay, AdamW with weight decay 0.01. Epsilon 1e-6 is from the original release. The paper's batch is 256 sequences:
     `per_device_train_batch_size` x `gradient_accumulation_steps` x processes. `bf16` is true by default on Ampere and
     newer GPUs.
-
-    Raises:
-        InputError: a value is out of range, or an argument is set that pretraining does not support.
     """
 
-    do_train: bool = field(default=False, metadata={"help": "Train. Default: true, unless only --do_eval is given."})
-    do_eval: bool = field(
-        default=False, metadata={"help": "Evaluate after training. Default: true with --validation_file."}
-    )
-    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
-    adam_epsilon: float = field(default=1e-6, metadata={"advanced": True, "help": "Epsilon of AdamW."})
-    warmup_steps: float = field(
-        default=0.01, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
-    )
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Sequences per device and batch."})
-    optim: str = field(
-        default="adamw_torch_fused",
-        metadata={"help": "Optimizer: lamb, muon, or any optimizer of transformers."},
-    )
-    logging_steps: float = field(default=100, metadata={"help": "Log the training metrics every N steps."})
-    save_total_limit: int | None = field(
-        default=3, metadata={"help": "Number of checkpoints to keep: the best and the newest. 0 keeps all."}
-    )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
+    do_train: bool = argument(False, "Train. Default: true, unless only --do_eval is given.")
+    do_eval: bool = argument(False, "Evaluate after training. Default: true with --validation_file.")
+    learning_rate: float = argument(1e-4, "Peak learning rate.")
+    weight_decay: float = argument(0.01, "Weight decay, except on biases and LayerNorm.")
+    adam_epsilon: float = argument(1e-6, "Epsilon of AdamW.", advanced=True)
+    warmup_steps: float = argument(0.01, "Steps of linear warmup. A value below 1 is a share of all steps.")
+    per_device_train_batch_size: int = argument(32, "Sequences per device and batch.")
+    optim: str = argument("adamw_torch_fused", "Optimizer: lamb, muon, or any optimizer of transformers.")
+    logging_steps: float = argument(100, "Log the training metrics every N steps.")
+    save_total_limit: int | None = argument(3, "Number of checkpoints to keep: the best and the newest. 0 keeps all.")
 
     def __post_init__(self):
         check_ranges(self)
@@ -88,11 +75,7 @@ class PretrainingArguments(DeviceArguments):
         self.eval_do_concat_batches, self.batch_eval_metrics = True, False
         self.ignore_data_skip = True  # the sampler of a resumed run starts at the right step
         self.average_tokens_across_devices = True  # losses are divided by counts over all processes
-        # The filter would wait for the device in every batch. PretrainingTrainer logs its own loss.
-        self.logging_nan_inf_filter = False
-        if self.ddp_find_unused_parameters is None:
-            self.ddp_find_unused_parameters = False  # the losses use all parameters, except in phases without pairs
-        for name in ("label_smoothing_factor", "auto_find_batch_size", "deepspeed"):
+        for name in ("label_smoothing_factor", "auto_find_batch_size"):
             if getattr(self, name):
                 raise InputError(f"--{name} is not supported in pretraining. Remove the flag.")
         if self.disable_tqdm is None:
@@ -118,14 +101,11 @@ class PretrainingModelArguments(StudentArguments):
         if self.teacher_name_or_path is None and self.num_student_layers is not None:
             raise InputError("--num_student_layers needs --teacher_name_or_path.")
         if self.teacher_name_or_path is not None:
-            if self.config_name is not None:
+            # The student starts from trained weights.
+            if self.config_name is not None or (self.num_student_layers is None) == (self.model_name_or_path is None):
                 raise InputError(
-                    "--config_name cannot be combined with --teacher_name_or_path. The student starts from trained "
-                    "weights: pass --num_student_layers or --model_name_or_path."
-                )
-            if (self.num_student_layers is None) == (self.model_name_or_path is None):
-                raise InputError(
-                    "--teacher_name_or_path: pass exactly one of --num_student_layers and --model_name_or_path."
+                    "--teacher_name_or_path: pass exactly one of --num_student_layers and --model_name_or_path, and "
+                    "no --config_name."
                 )
         super().__post_init__()
 
@@ -139,85 +119,47 @@ class PhaseArguments(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class PretrainingDataArguments(PreparationArguments):
+class PretrainingDataArguments(ValidationArguments):
     """Arguments for the text, the examples and the masks."""
 
-    corpus: str | None = field(
-        default=None, metadata={"help": "Corpus from `snugbert prepare`, instead of text: a folder or URL."}
+    corpus: str | None = argument(
+        None, "Corpus from `snugbert prepare`, instead of text: a folder or URL.", opens_urls=True
     )
-    corpus_cache_gb: float = field(
-        default=CACHE_GB,
-        metadata={"advanced": True, "help": "Local disk for the blocks of a corpus at a URL, in GB."},
+    corpus_cache_gb: float = argument(
+        CACHE_GB, "Local disk for the blocks of a corpus at a URL, in GB.", range=POSITIVE, advanced=True
     )
-    window_blocks: int = field(
-        default=WINDOW_BLOCKS,
-        metadata={
-            "advanced": True,
-            "help": "Blocks (4.2 million tokens each) to shuffle together. Larger corpora are read window by window.",
-        },
+    window_blocks: int = argument(
+        WINDOW_BLOCKS, "Blocks (4.2 million tokens each) to shuffle together.", range=COUNT, advanced=True
     )
-    validation_file: list[str] = field(
-        default_factory=list, metadata={"help": "Text to evaluate on. Same formats as --train_file."}
+    validation_split_percentage: int = argument(
+        5, "Percent of documents held out for --do_eval without --validation_file.", range=Range(1, 99)
     )
-    validation_split_percentage: int = field(
-        default=5,
-        metadata={"help": "Percent of documents held out for --do_eval without --validation_file."},
+    phases: str | None = argument(
+        None, "Maximum tokens and share of steps per phase: 128:90%%,512:10%%. 64:80%%:mlm has no pairs."
     )
-    max_seq_length: int = field(
-        default=128, metadata={"help": "Maximum tokens per example. With --phases: per validation example."}
+    short_seq_prob: float = argument(
+        0.1, "Share of sentence pairs with a random shorter target length.", range=SHARE, advanced=True
     )
-    phases: str | None = field(
-        default=None,
-        metadata={"help": "Maximum tokens and share of steps per phase: 128:90%%,512:10%%. 64:80%%:mlm has no pairs."},
+    objective: str | None = argument(
+        None,
+        "mlm+nsp (BERT), mlm (RoBERTa), mlm+order (ALBERT) or electra. Default: mlm+nsp.",
+        choices=tuple(OBJECTIVES),
     )
-    short_seq_prob: float = field(
-        default=0.1,
-        metadata={"advanced": True, "help": "Share of sentence pairs with a random shorter target length."},
+    masking: str | None = argument(None, "What to mask: tokens, words or spans (of words). Default: tokens.")
+    mlm_probability: str = argument("0.15", "Share of tokens to predict. 0.3:0.15 falls linearly from 0.3 to 0.15.")
+    mask_replace_prob: float = argument(
+        None, "Share of predicted tokens that become [MASK]. Default: 0.8 (electra: 0.85).", range=SHARE, advanced=True
     )
-    objective: str | None = field(
-        default=None,
-        metadata={"help": "mlm+nsp (BERT), mlm (RoBERTa), mlm+order (ALBERT) or electra. Default: mlm+nsp."},
+    random_replace_prob: float = argument(
+        None, "Share of predicted tokens that become random. Default: 0.1 (electra: 0).", range=SHARE, advanced=True
     )
-    no_nsp: bool = field(default=False, metadata={"advanced": True, "help": "Short for --objective mlm."})
-    sentence_order: bool = field(
-        default=False, metadata={"advanced": True, "help": "Short for --objective mlm+order."}
+    whole_word_mask: bool = argument(False, "Short for --masking words.", advanced=True)
+    generator_size: float = argument(
+        0.25, "Width of electra's new generator, as a share of the model's.", range=POSITIVE_SHARE, advanced=True
     )
-    masking: str | None = field(
-        default=None,
-        metadata={"help": "What to mask: tokens, words or spans (of words). Default: tokens."},
-    )
-    mlm_probability: str = field(
-        default="0.15",
-        metadata={"help": "Share of tokens to predict. 0.3:0.15 falls linearly from 0.3 to 0.15."},
-    )
-    mask_replace_prob: float = field(
-        default=None,  # type: ignore[assignment] # until the objective is known
-        metadata={
-            "advanced": True,
-            "help": "Share of the predicted tokens to replace with [MASK]. Default: 0.8 (electra: 0.85).",
-        },
-    )
-    random_replace_prob: float = field(
-        default=None,  # type: ignore[assignment]
-        metadata={
-            "advanced": True,
-            "help": "Share of the predicted tokens to replace with a random token. Default: 0.1 (electra: 0).",
-        },
-    )
-    whole_word_mask: bool = field(default=False, metadata={"advanced": True, "help": "Short for --masking words."})
-    generator_size: float = field(
-        default=0.25,
-        metadata={"advanced": True, "help": "For electra: width of a new generator, as a share of the model's."},
-    )
-    bigram_init: bool = field(
-        default=False,
-        metadata={"help": "Start from weights computed from the bigrams of the training text."},
-    )
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of validation examples."})
-    show: int = field(default=0, metadata={"help": "Print this many masked training examples, then stop."})
-    allow_changed_data: bool = field(
-        default=False, metadata={"advanced": True, "help": "Resume even if the text or the data settings changed."}
-    )
+    bigram_init: bool = argument(False, "Start from weights computed from the bigrams of the training text.")
+    show: int = argument(0, "Print this many masked training examples, then stop.", range=NOT_NEGATIVE)
+    allow_changed_data: bool = argument(False, "Resume even if the text or the data settings changed.", advanced=True)
 
     def __post_init__(self):
         super().__post_init__()
@@ -244,13 +186,9 @@ class PretrainingDataArguments(PreparationArguments):
         given = {f"--objective {self.objective}": self.objective} if self.objective else {}
         given |= {"--no_nsp": "mlm"} if self.no_nsp else {}
         given |= {"--sentence_order": "mlm+order"} if self.sentence_order else {}
-        objectives = set(given.values()) or {"mlm+nsp"}
-        if len(objectives) > 1:
+        if len(set(given.values())) > 1:
             raise InputError(f"{' and '.join(given)} cannot be combined. Pass only one of these flags.")
-        (objective,) = objectives
-        if objective not in OBJECTIVES:
-            raise InputError(explain_choice("--objective", objective, OBJECTIVES))
-        return objective
+        return next(iter(given.values()), "mlm+nsp")
 
 
 def choose_masking(masking: str | None, whole_word_mask: bool) -> str:
@@ -265,18 +203,15 @@ def choose_masking(masking: str | None, whole_word_mask: bool) -> str:
 
 def parse_mask_rates(text: str | float) -> tuple[float, float]:
     """Parses `--mlm_probability`: "0.15" -> (0.15, 0.15), and "0.3:0.15" -> (0.3, 0.15)."""
-    parts = str(text).split(":")
     try:
-        rates = [float(part) for part in parts]
+        rates = [float(part) for part in str(text).split(":")]
     except ValueError:
         rates = []
-    if len(rates) not in (1, 2):
+    if len(rates) not in (1, 2) or not all(rate in POSITIVE_SHARE for rate in rates):
         raise InputError(
-            f"--mlm_probability: expected a share, or the first and the last share, such as 0.3:0.15, not {text!r}."
+            "--mlm_probability: expected a share, or the first and the last share, above 0 and at most 1, such as "
+            f"0.3:0.15, not {text!r}."
         )
-    for part, rate in zip(parts, rates, strict=True):
-        if rate not in MASK_RATE:
-            raise InputError(f"--mlm_probability {part.strip()} must be {MASK_RATE}.")
     return rates[0], rates[-1]
 
 
@@ -288,14 +223,12 @@ def parse_phases(text: str, objective: Objective) -> list[PhaseArguments]:
     phases = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+(?:\.\d+)?)\s*%\s*(:\s*mlm\s*)?", part)
-        if match is None:
+        if match is None or not float(match[2]):
             raise InputError(
                 "--phases: expected a length and its share of the steps, such as 128:90%, or 128:90%:mlm without "
                 f"pairs, not {part.strip()!r}."
             )
         phases.append(PhaseArguments(int(match[1]), float(match[2]) / 100, "mlm" if match[3] else objective))
-    if not all(phase.share for phase in phases):
-        raise InputError(f"--phases: {text!r} has a phase with 0 % of the steps. Remove or lengthen this phase.")
     if all(phase.objective != objective for phase in phases):
         raise InputError(f"--phases: no phase of {text!r} has sentence pairs. Use --objective mlm.")
     total = sum(phase.share for phase in phases)

@@ -353,7 +353,7 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
         ({"train_file": "missing.csv"}, "--train_file: missing.csv: no such file"),
         ({"train_file": None, "do_train": True}, "no train examples. Pass --train_file"),
         ({"task_name": "imdb"}, "--task_name: .*imdb"),
-        ({"data_dir": "{workshop}"}, "--task_name is missing. Name the GLUE task"),
+        ({"data_dir": "{workshop}"}, "--data_dir has the files of a GLUE task. Set --task_name"),
         ({"data_dir": "{workshop}", "task_name": "all", **NO_FILES}, "contains no GLUE files. Expected files such as"),
         ({"task_name": "all"}, "--train_file is for a single task. The data of all tasks come from --data_dir or"),
         ({"metric_for_best_model": "matthews"}, r"has no metric 'matthews'\. Choose one of accuracy"),

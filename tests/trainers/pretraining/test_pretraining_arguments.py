@@ -11,9 +11,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("auto_find_batch_size", True), ("label_smoothing_factor", 0.1), ("deepspeed", "nofile.json")]
-)
+@pytest.mark.parametrize(("name", "value"), [("auto_find_batch_size", True), ("label_smoothing_factor", 0.1)])
 def test_unsupported_arguments_are_refused(name, value):
     with pytest.raises(InputError, match=f"--{name} is not supported in pretraining"):
         PretrainingArguments(use_cpu=True, **{name: value})
@@ -31,7 +29,7 @@ def test_phases_are_parsed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"phases": "128:0%,512:100%"}, "--phases: '128:0%,512:100%' has a phase with 0 % of the steps"),
+        ({"phases": "128:0%,512:100%"}, "--phases: expected a length and its share .*, not '128:0%'"),
         ({"phases": "64:80%:nsp,128:20%"}, "--phases: expected a length and its share .*, not '64:80%:nsp'"),
         ({"phases": "64:80%:mlm,128:20%:mlm"}, "--phases: no phase of .* has sentence pairs. Use --objective mlm"),
         ({"phases": "128:90%,512:20%"}, "--phases: the shares of .* add up to 110 %, not to 100 %"),
@@ -43,7 +41,7 @@ def test_phases_are_parsed():
         ({"mlm_probability": "0.3:"}, "--mlm_probability: expected a share, or the first and the last share"),
         ({"mlm_probability": "0.3:0.2:0.1"}, "--mlm_probability: expected a share"),
         ({"mlm_probability": "15%"}, "--mlm_probability: expected a share"),
-        ({"mlm_probability": "0.3:1.5"}, r"--mlm_probability 1\.5 must be above 0 and at most 1"),
+        ({"mlm_probability": "0.3:1.5"}, "--mlm_probability: expected a share"),
         ({"masking": "spans", "whole_word_mask": True}, "--masking spans and --whole_word_mask cannot be combined"),
         ({"masking": "span"}, "--masking: unknown value 'span'"),
     ],
