@@ -20,7 +20,6 @@ from accelerate.utils import TorchDynamoPlugin
 from torch._dynamo.exc import TorchDynamoException
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput
 from transformers.utils import CONFIG_NAME
 
@@ -110,8 +109,8 @@ class RunTrainer(Trainer):
         self.stop_signal, self.reports = StopSignal(self), Reports(self)
         self.checkpoint_uploads = CheckpointUploads()
         self.remove_callback(PrinterCallback)
-        compilation, lines = Compilation(self.passes_to_repay_compiling), LogLines(self._read_loss)
-        callbacks: list[Any] = [compilation, self.checkpoints, self.run_settings, lines]
+        compilation = Compilation(self.passes_to_repay_compiling)
+        callbacks: list[Any] = [compilation, self.checkpoints, self.run_settings, LogLines()]
         if self.pop_callback(ProgressCallback) is not None:
             callbacks.append(ProgressBar())
         for callback in callbacks:  # `train` adds three callbacks that come last
@@ -215,11 +214,6 @@ class RunTrainer(Trainer):
         norm = super()._get_grad_norm(*args, **kwargs)
         self.stop_signal.check_step(norm)
         return norm
-
-    def _read_loss(self) -> float:
-        """Returns the loss since the last log entry, averaged over all processes. Waits for the device."""
-        self.stop_signal.read_report()
-        return nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Extends Trainer's method: an invalid option raises an [`InputError`]."""

@@ -10,7 +10,6 @@ from snugbert.cli.model_arguments import StudentArguments
 from snugbert.cli.ranges import check_ranges
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, SweepFile, read_sweep_file
-from snugbert.trainers.run.processes import is_terminal
 
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 # Must not change when a run resumes, in addition to the settings that every run compares.
@@ -217,8 +216,6 @@ class FineTuningArguments(DeviceArguments):
         self.logging_nan_inf_filter = False
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = False  # the heads use all parameters
-        if self.disable_tqdm is None:
-            self.disable_tqdm = not is_terminal()
         super().__post_init__()
 
     def _read_sweep(self) -> None:

@@ -13,7 +13,6 @@ from snugbert.cli.ranges import Range, check_ranges
 from snugbert.data.data_arguments import CACHE_GB, PreparationArguments
 from snugbert.errors import InputError, explain_choice
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
-from snugbert.trainers.run.processes import is_terminal
 
 # What the examples of a dataset are for: masked tokens and next sentences, masked tokens and sentence order, or masked
 # tokens alone.
@@ -95,8 +94,6 @@ class PretrainingArguments(DeviceArguments):
         for name in ("label_smoothing_factor", "auto_find_batch_size", "deepspeed"):
             if getattr(self, name):
                 raise InputError(f"--{name} is not supported in pretraining. Remove the flag.")
-        if self.disable_tqdm is None:
-            self.disable_tqdm = not is_terminal()
         optim = self.optim
         if optim in OPTIMIZERS:
             self.optim = "adamw_torch_fused"  # TrainingArguments rejects names unknown to transformers
