@@ -7,6 +7,7 @@ state of the log, so a run that was killed and resumed ends with the weights and
 Shapes: a batch has N sequences.
 """
 
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from transformers.utils import ModelOutput
 from snugbert.data.languages import DEFAULT, store_language
 from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER
+from snugbert.files import explaining_failed_writes
 from snugbert.gpu.row_sizes import choose_pretraining_multiple
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.reports.pretraining_plots import METRICS_NAME, TRAINING_PLOT, DrawTraining, draw_log
@@ -56,7 +58,8 @@ from snugbert.trainers.pretraining.scores import (
     frequency_loss,
     sum_per_sequence,
 )
-from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, find_peak_flops
+from snugbert.trainers.pretraining.training_log import TrainingLog, find_peak_flops
+from snugbert.trainers.run.checkpoints import RESUME
 from snugbert.trainers.run.folder import ClearOutputDir, check_output_dir
 from snugbert.trainers.run.processes import use_one_gpu
 from snugbert.trainers.trainer import RunTrainer
@@ -156,7 +159,7 @@ class PretrainingTrainer(RunTrainer):
         self.add_callback(ClearOutputDir)
         self.add_callback(DrawTraining)
         self._train_counts: np.ndarray | None = None
-        self._metrics_file: MetricsFile | None = None
+        self._wrote_log: bool | None = None  # whether this run has written `metrics.jsonl`. None: no run
         self._load_log(TrainerState())
 
     # --- start and end of a run ---------------------------------------------------------------------------------
@@ -226,8 +229,7 @@ class PretrainingTrainer(RunTrainer):
         self._train_counts = count_dataset(self.phases[0].dataset)
         if self._train_counts is not None:
             self.training_log.frequency_loss = frequency_loss(self._train_counts, self._train_counts)
-        if self.is_world_process_zero():
-            self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
+        self._wrote_log = False
 
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
@@ -425,8 +427,17 @@ class PretrainingTrainer(RunTrainer):
         if "loss" in logs or "train_loss" in logs:
             self.state.num_input_tokens_seen = self.training_log.tokens_seen
         super().log(logs, start_time)
-        if self._metrics_file is not None:
-            self._metrics_file.write_line(self.state.log_history[-1])
+        if self.is_world_process_zero() and self._wrote_log is not None:
+            self._write_log()
+
+    def _write_log(self) -> None:
+        # The first line rewrites the file, so a run that fails early does not change it. A resumed run drops the lines
+        # after its checkpoint.
+        file = Path(self.args.output_dir or "") / METRICS_NAME
+        lines = self.state.log_history[-1:] if self._wrote_log else self.state.log_history
+        with explaining_failed_writes(file, RESUME), file.open("a" if self._wrote_log else "w") as stream:
+            stream.writelines(f"{json.dumps(line)}\n" for line in lines)
+        self._wrote_log = True
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
