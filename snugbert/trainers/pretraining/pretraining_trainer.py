@@ -252,11 +252,11 @@ class PretrainingTrainer(RunTrainer):
             with self._as_model(model):
                 super().save_model(folder, _internal_call or bool(part))
 
-    def load_weights(self, checkpoint: str) -> None:
-        """Loads the weights of each model that `save_model` writes."""
-        for part, model in self._list_models():
-            with self._as_model(model):
-                super().load_weights(str(Path(checkpoint) / part))
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        # Loads each model that `save_model` writes.
+        for part, each in self._list_models():
+            with self._as_model(each):
+                super()._load_from_checkpoint(str(Path(resume_from_checkpoint) / part))
 
     def _list_models(self) -> list[tuple[str, Any]]:
         """Returns the models that are saved one by one, with their folders in the output folder."""

@@ -50,7 +50,7 @@ def test_the_newest_whole_checkpoint_is_resumed(tmp_path, caplog):
     damaged = Path(write_checkpoint(tmp_path, 20))
     (damaged / "trainer_state.json").unlink()
     assert str(find_newest_checkpoint(tmp_path)) == newest
-    assert f"skipping checkpoint-20: {damaged / 'trainer_state.json'} is missing." in caplog.text
+    assert f"skipping checkpoint-20: {damaged / 'trainer_state.json'} cannot be read" in caplog.text
     assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) == newest
     # With nothing to resume, the same command starts a run.
     assert check_output_dir(arguments(tmp_path / "new", "true"), overwrite=False) is None
@@ -64,7 +64,7 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     (tmp_path / "generator/config.json").touch()
     with pytest.raises(InputError, match="already contains a run"):
         check_output_dir(arguments(tmp_path), overwrite=False)
-    with pytest.raises(InputError, match=r"checkpoint-11/manifest\.json is missing"):
+    with pytest.raises(InputError, match=r"checkpoint-11 contains no manifest"):
         check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-11")), overwrite=False)
     assert check_output_dir(arguments(tmp_path), overwrite=True) is None
     remove_run(tmp_path)
@@ -81,7 +81,7 @@ def test_a_run_without_a_whole_checkpoint_starts_again(finished, tmp_path, caplo
     start_again = "contains no complete checkpoint. Training starts at step 0."
     if finished is None:
         assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) is None
-        assert "optimizer.pt is missing" in caplog.text and start_again in caplog.text
+        assert "optimizer.pt cannot be read" in caplog.text and start_again in caplog.text
         return
     (tmp_path / finished).touch()
     with pytest.raises(InputError, match="contains a model or results, but no complete checkpoint"):
@@ -103,20 +103,13 @@ def run(tmp_path_factory) -> Path:
 
 
 DAMAGES = [
-    ("optimizer.pt", "empty", "has 0 bytes instead of"),
-    ("optimizer.pt", "half", "has [0-9]+ bytes instead of"),
-    ("rng_state.pth", "missing", "is missing"),
-    ("trainer_state.json", "{}", "has 2 bytes instead of"),
-    ("model.safetensors", "missing", "is missing"),
-    ("manifest.json", "missing", "is missing"),
-    ("manifest.json", "{}", "does not describe trainer_state.json"),
+    ("optimizer.pt", "half", "does not match manifest"),
+    ("rng_state.pth", "missing", "cannot be read: No such file"),
+    ("trainer_state.json", "{}", "does not match manifest"),
+    ("manifest.json", "{}", "is damaged"),
     ("manifest.json", "half", "is not JSON"),
     ("manifest.json", "a path", "the name '/etc/passwd' points outside the folder"),
-    ("manifest.json", "six bytes", "is not JSON"),
-    ("model.safetensors", "six bytes", "its checksum does not match"),
-    ("optimizer.pt", "six bytes", "its checksum does not match"),
-    ("rng_state.pth", "six bytes", "its checksum does not match"),
-    ("config.json", "six bytes", "its checksum does not match"),
+    ("model.safetensors", "six bytes", "does not match manifest"),
 ]
 
 
