@@ -25,11 +25,17 @@ FAILED_WRITE = re.compile(r"\(os error |inline_container\.cc")
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON. Text that is nested too deeply raises a `ValueError`, too."""
+    """Parses JSON. Text that is nested too deeply, and half of a surrogate pair, raise a `ValueError`, too."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:  # only such an escape can be half of a pair
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start]).strip("'")
+        raise json.JSONDecodeError(f"remove {half}, half of a character", text, text.lower().find(half)) from error
 
 
 def dump_json(value: Any) -> str:

@@ -27,10 +27,12 @@ HOSTILE_JSON = {
     "[" * 100_000 + "]" * 100_000: "nested too deeply",
     '{"a": ' * 100_000 + "1" + "}" * 100_000: "nested too deeply",
     "9" * 5000: "Exceeds the limit .4300 digits.",
+    r'"\ud83d\ude00 \uDe00"': r"remove \\ude00, half of a character: line 1 column ",
+    r'"\\ud83d\udc00"': r"remove \\udc00, half of a character",
 }
 
 
-@pytest.mark.parametrize("text", HOSTILE_JSON, ids=["lists", "objects", "digits"])
+@pytest.mark.parametrize("text", HOSTILE_JSON, ids=["lists", "objects", "digits", "half", "second half"])
 def test_hostile_json_gives_an_error_of_one_sentence(text, tmp_path):
     message = HOSTILE_JSON[text]
     with pytest.raises(ValueError, match=message):

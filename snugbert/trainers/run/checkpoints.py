@@ -35,10 +35,6 @@ RESUME = "resume with --resume_from_checkpoint true"
 logger = logging.getLogger(__name__)
 
 
-class OnlyWeightsError(InputError):
-    """A checkpoint was written with `--save_only_model`, so a run cannot resume from it."""
-
-
 # --- finding and checking -----------------------------------------------------------------------------------------
 
 
@@ -66,33 +62,24 @@ def remove_checkpoints(checkpoints: list[Path]) -> None:
 
 
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
-    """Finds the complete checkpoint with the highest step. A warning names the damaged file of a skipped checkpoint.
+    """Finds the complete checkpoint with the highest step. A warning says why a checkpoint is skipped.
 
-    If the output folder belongs to a store, downloads files of the checkpoint that are missing on this machine. If
-    every complete checkpoint contains only weights, raises an error, because the run would start again.
+    If the output folder belongs to a store, downloads files of the checkpoint that are missing on this machine.
     """
-    only_weights: InputError | None = None
     restore_replaced(output_dir / UNFINISHED_CHECKPOINT)
     for folder in reversed(list_checkpoints(output_dir)):
         download_checkpoint(folder)
         try:
             check_checkpoint(folder)
-        except OnlyWeightsError as error:
-            only_weights = only_weights or error
         except InputError as error:
             logger.warning("skipping %s: %s", folder.name, error)
         else:
             return folder
-    if only_weights is not None:
-        raise only_weights
     return None
 
 
-def check_checkpoint(checkpoint: Path, needs_optimizer: bool = True) -> None:
-    """Checks that the files of a checkpoint are complete and undamaged.
-
-    With `needs_optimizer`, a checkpoint that was written with `save_only_model` is refused.
-    """
+def check_checkpoint(checkpoint: Path) -> None:
+    """Checks that the files of a checkpoint are complete and undamaged, and that a run can resume from them."""
     manifest = checkpoint / MANIFEST_NAME
     try:
         entries = read_json(manifest)
@@ -105,8 +92,8 @@ def check_checkpoint(checkpoint: Path, needs_optimizer: bool = True) -> None:
         raise InputError(f"{manifest} is damaged.") from error
     except OSError as error:
         raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
-    if needs_optimizer and not (checkpoint / "optimizer.pt").exists():
-        raise OnlyWeightsError(
+    if not (checkpoint / "optimizer.pt").exists():
+        raise InputError(
             f"{checkpoint} contains only weights (--save_only_model), so the run cannot be resumed. To train from "
             f"these weights, use --model_name_or_path {checkpoint} and another --output_dir."
         )
@@ -174,20 +161,13 @@ class RunCheckpoints(TrainerCallback):
     def remove_old(self, state: TrainerState, output_dir: Path, waits: bool = False) -> None:
         """Keeps `limit` checkpoints: the last, the best, and then the newest.
 
-        Unless it `waits` for an upload, it leaves up to `limit` more checkpoints meanwhile.
-
-        Checkpoints of later steps also stay. If they are damaged and the run started again, their weights may still be
-        better than the weights of this run.
+        Unless it `waits` for an upload, it leaves up to `limit` more checkpoints meanwhile. Checkpoints of later steps
+        also stay, because the run may have resumed from an earlier one.
         """
         best = Path(state.best_model_checkpoint or "").name
         last = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-
-        def rank(folder: Path) -> tuple[bool, float, int]:
-            # Some file systems give equal times. Then the step decides.
-            return folder.name in (last, best), folder.stat().st_mtime, step_of(folder)
-
         reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= state.global_step]
-        ranked = sorted(reached, key=rank, reverse=True)
+        ranked = sorted(reached, key=lambda folder: (folder.name in (last, best), step_of(folder)), reverse=True)
         protected = sum(folder.name in (last, best) for folder in ranked)
         old, output = ranked[max(self.limit, protected) :], find_output(output_dir)
         is_busy = output is not None and output.keeps_checkpoints.locked()

@@ -30,15 +30,7 @@ NOT_PRINTED = (
     "model_preparation_time",
     "tokens",
 )
-LOG_NAMES = {
-    "mlm_loss": "MLM loss",
-    "mlm_accuracy": "MLM accuracy",
-    "mlm_gain": "MLM gain",
-    "nsp_loss": "NSP loss",
-    "nsp_accuracy": "NSP accuracy",
-    "tokens_per_second": "tokens/s",
-    "mfu": "MFU",
-}
+ACRONYMS = ("mlm", "nsp", "mfu")
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +109,8 @@ def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str
 
 
 def _format_name(name: str) -> str:
-    """Returns the printed name of a metric, whose `name` may begin with the name of an evaluation set."""
-    for metric, printed in LOG_NAMES.items():
-        if f"_{name}".endswith(f"_{metric}"):
-            return name.removesuffix(metric).replace("_", " ") + printed
-    return name.replace("_", " ")
+    words = name.replace("tokens_per_second", "tokens/s").split("_")
+    return " ".join(word.upper() if word in ACRONYMS else word for word in words)
 
 
 def _format_metric(name: str, value: float) -> str:
