@@ -28,6 +28,8 @@ class Progress(tqdm):
         counts: other counts to show, such as {"documents": 5}.
     """
 
+    n: int  # how much is done
+
     def __init__(self, name: str, total: int | None, unit: str, done: int = 0, show: bool = True):
         self.counts = Counter[str]()
         self._is_bar = is_terminal()

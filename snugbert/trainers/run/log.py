@@ -74,7 +74,8 @@ class ProgressBar(ProgressCallback):
         """Called by Trainer before the first step, with the state of the checkpoint."""
         self.current_step = state.global_step
         if state.is_world_process_zero:
-            self.training_bar = Progress("training", state.max_steps, "steps", state.global_step)
+            bar: Any = Progress("training", state.max_steps, "steps", state.global_step)
+            self.training_bar = bar
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         """Called by Trainer after each batch of an evaluation."""

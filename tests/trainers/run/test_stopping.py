@@ -98,9 +98,8 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
     assert log_of(folder) == log_of(straight)
 
 
-# In the first step, which is read at once for its log line; before the end of an epoch, at its end, and at the end of
-# the run. Nothing is due after steps 1, 2, 4 and 5.
-@pytest.mark.parametrize(("received", "step"), [(1, 1), (2, 3), (3, 3), (STEPS - 1, STEPS), (STEPS, STEPS)])
+# Within an epoch, before its end, at its end, and at the end of the run. Nothing is due after steps 1, 2, 4 and 5.
+@pytest.mark.parametrize(("received", "step"), [(1, 2), (2, 3), (3, 3), (STEPS - 1, STEPS), (STEPS, STEPS)])
 def test_on_a_gpu_a_run_stops_one_step_later(received, step, straight, tmp_path, monkeypatch, caplog):
     """It continues bit for bit, also with data workers."""
     report_late(monkeypatch)
