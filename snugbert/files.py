@@ -18,7 +18,7 @@ from snugbert.errors import InputError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # In errors of general types: tokenizers raises Exception, and torch RuntimeError.
-FAILED_WRITE = re.compile(r"\(os error |inline_container\.cc")
+FAILED_WRITE = re.compile(r"\(os error |inline_container\.cc|iostream error")
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------

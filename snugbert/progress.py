@@ -52,8 +52,9 @@ class Progress(tqdm):
 
     def skip_to(self, done: int) -> None:
         """Skips work that was done earlier."""
-        self.initial += done - self.n
-        self.n = self.last_print_n = done
+        if not self.disable:
+            self.initial += done - self.n
+            self.n = self.last_print_n = done
 
     def move_to(self, done: int) -> None:
         """Shows that `done` of the work is done."""
