@@ -178,11 +178,9 @@ def _read_manifest(checkpoint: Path) -> bytes | None:
 
 def _check_run_files(args: TrainingArguments, resume: str, checkpoint: Path | None, overwrite: bool) -> None:
     """Checks in the first process that the run may write into the output folder, next to files of an earlier run."""
-    output_dir = Path(args.output_dir or "")
-    if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"--output_dir: {output_dir} is a file. Choose a folder.")
     if args.process_index > 0:
         return
+    output_dir = Path(args.output_dir or "")
     run_files = list_run_files(output_dir)
     resumes_here = bool(checkpoint) and Path(resume).resolve().parent == output_dir.resolve()
     if resume.lower() != "true":
