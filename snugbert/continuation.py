@@ -7,11 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from snugbert.errors import InputError
 
-from snugbert.errors import InputError, format_count
-
-LISTED_CHANGES = 8  # most rows in a message
 WIDEST_VALUE = 40  # characters of a value in a message
 
 
@@ -36,22 +33,13 @@ def check_continuation(record: Any, kind: str, settings: Mapping[str, Any], plac
         settings: the settings of this command. A dictionary as a value is compared entry by entry.
         place: the flag and the file or folder, for the message.
         remedy: what to do instead, for the message.
-
-    Raises:
-        InputError: the record is damaged, of another kind, or of a newer version, or settings differ. The message
-            lists them, with the value before and now.
     """
-    import snugbert
-
     now = make_record(kind, settings)["settings"]
     try:
-        is_newer = Version(record["version"]) > Version(snugbert.__version__)
         before = dict(record["settings"])
         other_kind = record["kind"] != kind
-    except (InvalidVersion, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} is damaged. {remedy}") from error
-    if is_newer:
-        raise InputError(f"{place} was written by SnugBERT {record['version']}. Upgrade SnugBERT. {remedy}")
     if other_kind:
         raise InputError(f"{place} contains {record['kind']}, not {kind}. {remedy}")
     if changes := list_changes(before, now):
@@ -81,12 +69,9 @@ def list_changes(
 def format_changes(changes: list[tuple[str, Any, Any]]) -> str:
     """Formats changes as a table with two columns, before and now."""
     rows = [("", "before", "now")]
-    rows += [(name, _format(old), _format(new)) for name, old, new in changes[:LISTED_CHANGES]]
+    rows += [(name, _format(old), _format(new)) for name, old, new in changes]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = [f"  {name:<{widths[0]}}  {old:<{widths[1]}}  {new}" for name, old, new in rows]
-    if len(changes) > LISTED_CHANGES:
-        lines.append(f"  and {format_count(len(changes) - LISTED_CHANGES, 'more change')}")
-    return "\n".join(lines)
+    return "\n".join(f"  {name:<{widths[0]}}  {old:<{widths[1]}}  {new}" for name, old, new in rows)
 
 
 def _format(value: Any) -> str:

@@ -3,29 +3,22 @@
 import errno
 import hashlib
 import json
-import logging
 import os
 import platform
 import re
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from snugbert.errors import InputError
 
-if sys.platform != "win32":
-    import fcntl
-
-logger = logging.getLogger(__name__)
-
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
+# In errors of general types: tokenizers raises Exception, and torch RuntimeError.
+FAILED_WRITE = re.compile(r"\(os error |inline_container\.cc|iostream error")
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------
@@ -120,26 +113,16 @@ def explaining_failed_writes(folder: Path, then: str) -> Iterator[None]:
     """Turns an error while files are written into an [`InputError`]. `then`: what to do after fixing the cause."""
     try:
         yield
-    except (InputError, MemoryError):
+    except InputError:
         raise
     except Exception as error:
-        # Other OSErrors have other causes, such as a tokenizer whose source file is missing.
-        is_full = not isinstance(error, OSError) or error.errno in NO_SPACE
-        if not isinstance(error, OSError | SafetensorError) and not _is_failed_write(error):
+        if not isinstance(error, OSError | SafetensorError) and not FAILED_WRITE.search(str(error)):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # Other OSErrors have other causes, such as a tokenizer whose source file is missing.
+        is_full = not isinstance(error, OSError) or error.errno in NO_SPACE
         remedy = "The disk is probably full. Free some space" if is_full else "Fix this"
         raise InputError(f"{folder} could not be written: {reason}. {remedy} and {then}.") from error
-
-
-def _is_failed_write(error: Exception) -> bool:
-    """Whether a library reports a failed write with an exception of a general type."""
-    if type(error) is Exception:  # the tokenizers library
-        return "(os error " in str(error)
-    # torch gives no reason.
-    return isinstance(error, RuntimeError) and Path(extract_tb(error.__traceback__)[-1].filename).match(
-        "torch/serialization.py"
-    )
 
 
 # --- runs -------------------------------------------------------------------------------------------------------
@@ -163,7 +146,7 @@ def split_checkpoint(name: str) -> tuple[str, str]:
 
 # --- locks ------------------------------------------------------------------------------------------------------
 
-_held: dict[Path, int] = {}  # the files that this process has locked, and their descriptors
+_held: set[Path] = set()  # the files that this process has locked
 
 
 class LockTaken(Exception):
@@ -171,76 +154,33 @@ class LockTaken(Exception):
 
 
 @contextmanager
-def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
+def lock_file(file: Path, seconds: float = -1) -> Iterator[None]:
     """Locks a file during the block, so that only one process at a time runs a block with the same file.
 
-    The operating system releases the lock when the process ends, even if it is killed while its forked workers run,
-    which is why filelock is not used. The file is removed at the end of the block. A killed process leaves it, and the
-    next process locks it. After waiting `seconds` for another process, the error is a [`LockTaken`].
+    The operating system releases the lock when the process ends, even if it is killed. The file is removed at the end
+    of the block. A killed process leaves it, and the next process locks it. After waiting `seconds` for another
+    process, the error is a [`LockTaken`]. -1: waits as long as necessary.
     """
     file = file.parent.resolve() / file.name
-    deadline = time.monotonic() + seconds
-    while (descriptor := _try_lock(file)) is None:
-        if time.monotonic() >= deadline:
-            with suppress(FileNotFoundError):  # that process has just ended
-                raise LockTaken(file.read_text() or "another process")
-        time.sleep(0.05)
-    with suppress(OSError):  # only for the message
-        os.truncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-    _held[file] = descriptor
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file, timeout=seconds)
     try:
+        lock.acquire()
+    except Timeout as error:
+        with suppress(FileNotFoundError):  # that process has just ended
+            raise LockTaken(file.read_text() or "another process") from error
+        raise LockTaken("another process") from error
+    _held.add(file)
+    try:
+        with suppress(OSError):  # only for the message
+            file.write_text(f"process {os.getpid()} on {platform.node()}")
         yield
     finally:
-        del _held[file]
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(descriptor), file.lstat()):  # otherwise it is the lock of another process
-                file.unlink()  # before the lock is released: afterwards, another process may lock it
-        os.close(descriptor)
+        _held.remove(file)
+        file.unlink(missing_ok=True)  # before the lock is released: afterwards, another process may lock it
+        lock.release()
 
 
 def holds_lock(file: Path) -> bool:
     """Whether this process is in a block of [`lock_file`] for the file."""
     return file.parent.resolve() / file.name in _held
-
-
-def _close_in_child() -> None:
-    """Closes the descriptors that a forked process, such as a data worker, shares with this process.
-
-    PyTorch's workers notice after 5 seconds that the run was killed, and never if it was killed while they started.
-    """
-    for descriptor in _held.values():
-        os.close(descriptor)
-    _held.clear()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _try_lock(file: Path) -> int | None:
-    """Opens and locks the file. None: another process holds the lock, or has just removed the file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        # A symbolic link could make this process overwrite another file.
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-    except FileNotFoundError:  # the process that ended has also removed the folder
-        return None
-    try:
-        if sys.platform == "win32":
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            logger.warning("%s: this file system has no locks. Make sure that no other run uses it.", file.parent)
-            return descriptor
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            return None
-        raise
-    # A process that ends removes its file. A lock on that file would not stop a third process, which makes a new file.
-    with suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(descriptor), file.lstat()):
-            return descriptor
-    os.close(descriptor)
-    return None

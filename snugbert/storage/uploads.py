@@ -8,7 +8,6 @@ replaced, the old files are removed first. After a failed upload, the local file
 Files and folders whose names begin with "_" are not uploaded.
 """
 
-import json
 import logging
 import os
 import platform
@@ -20,8 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import iglob
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any
 
 from snugbert.errors import InputError, format_count
 from snugbert.files import (
@@ -30,7 +27,6 @@ from snugbert.files import (
     LockTaken,
     hash_json,
     lock_file,
-    read_json,
     split_checkpoint,
     write_atomically,
 )
@@ -56,7 +52,6 @@ OUTPUTS = "outputs"
 MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
 OWNER = "_owner"  # on this machine: a random name of the local folder
 WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
-STORED = "_stored"  # on this machine: the versions of the files that are in the store
 
 _outputs: dict[Path, "RemoteOutput"] = {}
 
@@ -67,6 +62,7 @@ class RemoteOutput:
     def __init__(self, folder: Path, url: str):
         self.folder, self.url = folder, url
         self.keeps_checkpoints = threading.Lock()  # while checkpoints are uploaded, a run may not remove any
+        self._downloaded: dict[str, tuple[int, int]] = {}  # size and time of each file
 
     def __str__(self) -> str:
         return hide_credentials(self.url)
@@ -129,15 +125,12 @@ class RemoteOutput:
                 return False
         entries = list_files(self.url)
         check_names(entries, self.url)
-        manifests = [name for name in entries if split_checkpoint(name)[1] == MANIFEST_NAME]
-        # In the order of the steps, because old checkpoints are removed by age.
-        manifests.sort(key=lambda name: _read_step(split_checkpoint(name)[0]))
-        names = [*filter(_is_uploaded, entries), *manifests]
+        names = [name for name in entries if _is_uploaded(name) or split_checkpoint(name)[1] == MANIFEST_NAME]
         announce_copy(self.url, {name: entries[name] for name in names})
         self._remove_files()
         for name in names:
             download(join(self.url, name), self.folder / name, entries[name])
-        self._write_stored(self._list_files())
+        self._downloaded = self._list_files()
         return True
 
     def upload_run(self) -> None:
@@ -170,57 +163,35 @@ class RemoteOutput:
             if read_bytes(self.url_of(manifest)) == manifest.read_bytes():
                 return
         remove(self.url_of(manifest))
-        for name in list_files(self.url_of(checkpoint)):
-            if not (checkpoint / name).exists():  # a file of a checkpoint that was replaced
-                remove(self.url_of(checkpoint / name))
+        for name in list_files(self.url_of(checkpoint)):  # of a checkpoint that was replaced
+            remove(self.url_of(checkpoint / name))
         files = [path for path in checkpoint.rglob("*") if path.is_file() and path != manifest]
         for file in (*files, manifest):
             upload(file, self.url_of(file))
 
     def upload(self) -> None:
-        """Uploads new and changed files, and removes what was deleted or changed first. Skips checkpoints.
-
-        After an error, the next call uploads the rest.
-        """
-        stored, now = self._read_stored(), self._list_files()
-        for name in sorted(stored, key=_rank, reverse=True):
-            if stored[name] != now.get(name):
+        """Uploads new and changed files, after removing what was deleted or changed. Skips checkpoints."""
+        now = self._list_files()
+        changed = sorted((name for name in now if now[name] != self._downloaded.get(name)), key=_rank)
+        for name in sorted(filter(_is_uploaded, list_files(self.url)), key=_rank, reverse=True):
+            if name not in now or name in changed:
                 remove(join(self.url, name))
-                del stored[name]
-                self._write_stored(stored)
-        new = sorted(now.keys() - stored.keys(), key=_rank)
-        for name in new:
+        for name in changed:
             upload(self.folder / name, join(self.url, name))
-            stored[name] = now[name]
-            self._write_stored(stored)
-        if new:
-            print(f"uploaded {format_count(len(new), 'file')} to {self}", file=sys.stderr)
+        if changed:
+            print(f"uploaded {format_count(len(changed), 'file')} to {self}", file=sys.stderr)
 
-    def _list_files(self) -> dict[str, list[int]]:
+    def _list_files(self) -> dict[str, tuple[int, int]]:
         """Returns size and time of each file that is uploaded, except for checkpoints."""
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
         stats = {name: file.stat() for name, file in files.items() if _is_uploaded(name)}
-        return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-
-    def _read_stored(self) -> dict[str, Any]:
-        return read_json(self.folder / STORED) if (self.folder / STORED).exists() else {}
-
-    def _write_stored(self, versions: dict[str, Any]) -> None:
-        write_atomically(self.folder / STORED, json.dumps(versions))
+        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
     def clear(self) -> None:
         """Removes the local files. First removes the file that marks the folder as newer than the store."""
         (self.folder / OWNER).unlink(missing_ok=True)
         with suppress(OSError):
             self._remove_files()
-
-    def move_away(self) -> Path:
-        """Moves the local files to a new folder, which no later command replaces."""
-        folder = Path(mkdtemp(prefix=f"{self.folder.name}-", dir=self.folder.parent))
-        for path in self.folder.iterdir():
-            if not is_unfinished(path.name):
-                path.rename(folder / path.name)
-        return folder
 
     def _remove_files(self) -> None:
         for path in self.folder.iterdir():
@@ -293,12 +264,8 @@ def write_output(output: RemoteOutput, run: Callable[[], object]) -> None:
                 try:
                     output.upload()
                 except InputError as error:
-                    kept = output.move_away()
-                    raise InputError(f"{error} Or copy the folder {kept}, the whole output, to {output}.") from error
+                    raise InputError(f"{error} Or copy {output.folder}, the whole output, to {output}.") from error
             output.clear()
-        with suppress(OSError):  # another process may have begun
-            output.folder.rmdir()
-            output.folder.parent.rmdir()
     except LockTaken as holder:
         raise InputError(f"{output}: {holder} is writing this output. Wait until that process ends.") from holder
 

@@ -19,7 +19,6 @@ from accelerate.utils import TorchDynamoPlugin
 from torch._dynamo.exc import TorchDynamoException
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
 from transformers.trainer import TRAINING_ARGS_NAME
-from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from transformers.utils import CONFIG_NAME
 
@@ -37,22 +36,13 @@ from snugbert.gpu.compilation import (
 )
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.storage.urls import hide_credentials, is_url
-from snugbert.trainers.run.checkpoints import (
-    RESUME,
-    RunCheckpoints,
-    check_optimizer,
-    check_random_states,
-    ignoring_tied_weights,
-    resuming_from,
-    step_of,
-)
+from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints, step_of
 from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, wait_for_all
 from snugbert.trainers.run.run_settings import (
     BEST_MODEL_SETTINGS,
     RunSettings,
-    apply_new_steps,
     collect_training_settings,
     read_state,
 )
@@ -103,8 +93,8 @@ class RunTrainer(Trainer):
         self.stop_signal, self.reports = StopSignal(self), Reports(self)
         self.checkpoint_uploads = CheckpointUploads()
         self.remove_callback(PrinterCallback)
-        compilation, lines = Compilation(self.passes_to_repay_compiling), LogLines(self._read_loss)
-        callbacks: list[Any] = [compilation, self.checkpoints, self.run_settings, lines]
+        compilation = Compilation(self.passes_to_repay_compiling)
+        callbacks: list[Any] = [compilation, self.checkpoints, self.run_settings, LogLines()]
         if self.pop_callback(ProgressCallback) is not None:
             callbacks.append(ProgressBar())
         for callback in callbacks:  # `train` adds three callbacks that come last
@@ -222,11 +212,6 @@ class RunTrainer(Trainer):
         self.stop_signal.check_step(norm)
         return norm
 
-    def _read_loss(self) -> float:
-        """Returns the loss since the last log entry, averaged over all processes. Waits for the device."""
-        self.stop_signal.read_report()
-        return nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
-
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Extends Trainer's method: an invalid option raises an [`InputError`]."""
         with naming_flags(self.args, "optim", "optim_args"):
@@ -332,15 +317,11 @@ class RunTrainer(Trainer):
         with self.checkpoints.write(self.args, self.state, checkpoint, self.stop_signal.writes_whole_checkpoint):
             super()._save_checkpoint(model, None)  # the folder of the trial is in the arguments
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        # Trainer has no hook around this method that could name a damaged file.
-        with resuming_from(resume_from_checkpoint, "the model"):
-            self.load_weights(resume_from_checkpoint)
-
-    def load_weights(self, checkpoint: str) -> None:
-        """Loads the weights of a checkpoint into the model with Trainer's method."""
-        with ignoring_tied_weights(self.model):
-            super()._load_from_checkpoint(checkpoint)
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # Checkpoints store tied weights once, so they are not missing.
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        load_result.missing_keys[:] = [key for key in load_result.missing_keys if key not in tied]
+        super()._issue_warnings_after_load(load_result)
 
     def _load_best_model(self) -> None:
         # After a signal, the model keeps its weights. Trainer has no hook for this.
@@ -354,16 +335,6 @@ class RunTrainer(Trainer):
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, 0)
         self._best_step = step_of(Path(str(self.state.best_model_checkpoint)))
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        # Checks what was loaded, and changes the schedule. Trainer has no later hook before the first step. In that
-        # step, it loads the random states.
-        with resuming_from(checkpoint, "optimizer.pt or scheduler.pt"):
-            super()._load_optimizer_and_scheduler(checkpoint)
-            check_optimizer(self.optimizer)
-            check_random_states(checkpoint)
-            if checkpoint is not None and (change := apply_new_steps(self, checkpoint)):
-                self.run_settings.report_change(change)
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 

@@ -150,7 +150,8 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Cou
     chunks: Counter[str] = Counter()
     characters = 0
     with Progress("counting words", None, "lines") as progress:
-        for line in progress.follow(lines):
+        for line in lines:
+            progress.update()
             # Neither the normalizer nor the pre-tokenizer looks across a space between two other characters. So it is
             # enough to process each distinct chunk between such spaces once.
             found = line.split()

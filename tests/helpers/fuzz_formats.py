@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 import random
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +33,6 @@ from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.labels import choose_labels, encode_labels
 from snugbert.tasks.tagging import Tagging
 from snugbert.tasks.task_arguments import GlueDataArguments
-from snugbert.trainers.run.checkpoints import write_manifest
 
 WORDS = [f"w{number}" for number in range(90)]
 
@@ -93,12 +91,8 @@ def write_checkpoint(folder: Path) -> None:
 
 
 def read_checkpoint(folder: Path, mutated: Path) -> None:
-    """The manifest of a forged checkpoint has the right checksums."""
-    checkpoint = folder / "checkpoint-2"
-    if mutated.name != "manifest.json" and zlib.crc32(mutated.read_bytes()) % 4:
-        write_manifest(checkpoint)
     trainer = make_trainer(folder, size=40, max_steps=3, save_strategy="no")
-    trainer.train(resume_from_checkpoint=str(checkpoint))
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
     assert trainer.state.global_step == 3, "the run did not continue"
 
 

@@ -219,7 +219,6 @@ def test_the_log_reports_the_sequences_of_each_step(straight):
     assert [len(sequences) for sequences in straight.seen] == [18] * 8 + [9] * 4
     assert max(len(ids) for sequences in straight.seen[:8] for ids in sequences) == 24
     assert max(len(ids) for sequences in straight.seen[8:] for ids in sequences) == 48
-    assert lines[1]["padding"] == pytest.approx(1 - sum(tokens[5:10]) / (5 * 18 * 24), rel=1e-12)
     short, long = (len(phase.dataset) for phase in straight.phases)
     assert lines[1]["epoch"] == pytest.approx(8 * 18 / short + 2 * 9 / long, rel=1e-12)
     # One step of warmup (1 % of 12, rounded up), then linear decay to zero over both phases.

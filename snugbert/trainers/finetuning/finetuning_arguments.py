@@ -11,7 +11,6 @@ from snugbert.cli.model_arguments import StudentArguments
 from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, SweepFile, read_sweep_file
-from snugbert.trainers.run.processes import is_terminal
 
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 # Must not change when a run resumes, in addition to the settings that every run compares.
@@ -178,8 +177,6 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         self.wanted_splits = tuple(split for split in asked if asked[split]) or None
         # The tasks compute metrics from the logits of all examples.
         self.prediction_loss_only, self.batch_eval_metrics, self.eval_do_concat_batches = False, False, True
-        if self.disable_tqdm is None:
-            self.disable_tqdm = not is_terminal()
         super().__post_init__()
 
     def _read_sweep(self) -> None:

@@ -257,8 +257,7 @@ class RunBatches(torch.utils.data.Dataset):
                 examples = [example | {"mlm_probability": rate} for example in examples]
             batch = self.collator(examples)
         if "labels" in batch:
-            length = self.phases[index].max_seq_length
-            batch[BATCH_COUNTS] = count_batch(batch, length, self.config, self.generator, self.teacher)
+            batch[BATCH_COUNTS] = count_batch(batch, self.config, self.generator, self.teacher)
         return batch
 
     def _get_examples(self, dataset: SizedDataset, numbers: list[int]) -> list[Any]:

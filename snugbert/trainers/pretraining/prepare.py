@@ -99,7 +99,7 @@ def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
             except DamagedError as error:
                 problems[name] = str(error)
             with lock:
-                progress.move_to(progress.done + sizes[name])
+                progress.update(sizes[name])
 
         ask_together(check, sizes)
     first = min(settings, default="")

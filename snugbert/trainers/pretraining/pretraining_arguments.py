@@ -14,7 +14,6 @@ from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, S
 from snugbert.data.data_arguments import CACHE_GB, ValidationArguments
 from snugbert.errors import InputError, explain_choice
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
-from snugbert.trainers.run.processes import is_terminal
 
 # What the examples of a dataset are for: masked tokens and next sentences, masked tokens and sentence order, or masked
 # tokens alone.
@@ -78,8 +77,6 @@ class PretrainingArguments(DeviceArguments, OverwriteArguments):
         for name in ("label_smoothing_factor", "auto_find_batch_size"):
             if getattr(self, name):
                 raise InputError(f"--{name} is not supported in pretraining. Remove the flag.")
-        if self.disable_tqdm is None:
-            self.disable_tqdm = not is_terminal()
         optim = self.optim
         if optim in OPTIMIZERS:
             self.optim = "adamw_torch_fused"  # TrainingArguments rejects names unknown to transformers

@@ -32,39 +32,26 @@ LARGEST_MODELS = {SMALL_RECIPE: 12_600_000, GPU_RECIPE: 21_300_000}
 SMALLEST_VOCABULARY = 1_000  # with a smaller vocabulary, such as letters, the frequency baseline is already low
 
 
-def find_recipe(config: PreTrainedConfig) -> str | None:
-    """Returns the recipe that was measured with models of this size or larger, or None."""
+def find_recipe(config: PreTrainedConfig, corpus_tokens: float) -> str | None:
+    """Returns the recipe that was measured with models and texts of this size or larger, or None."""
+    if config.vocab_size < SMALLEST_VOCABULARY or corpus_tokens > LARGEST_TEXT:
+        return None
     H, inner = config.hidden_size, config.intermediate_size
     weights = config.num_hidden_layers * (4 * H * H + 2 * H * inner)
     return next((recipe for recipe, largest in LARGEST_MODELS.items() if weights <= largest), None)
 
 
-def list_unmeasured(config: PreTrainedConfig, corpus_tokens: float = 0) -> list[str]:
-    """Lists how a run differs from the measured runs: a larger model, a smaller vocabulary or a larger text."""
-    reasons = []
-    if find_recipe(config) is None:
-        reasons.append("a model larger than 12 layers of width 384")
-    if config.vocab_size < SMALLEST_VOCABULARY:
-        reasons.append(f"a vocabulary of {config.vocab_size:,} tokens")
-    if corpus_tokens > LARGEST_TEXT:
-        reasons.append(f"a text of {corpus_tokens:,} tokens")
-    return reasons
-
-
 def recipe_flags(vocab_size: int, corpus_tokens: float) -> dict[str, str]:
     """Returns the flags of `snugbert pretrain` that suggest a new model, with the small recipe if that fits."""
-    unmeasured = list_unmeasured(SnugBertConfig.from_size(SUGGESTED_SIZE, vocab_size=vocab_size), corpus_tokens)
-    return {"config_name": SUGGESTED_SIZE, **({} if unmeasured else SMALL_RECIPE_FLAGS)}
+    recipe = find_recipe(SnugBertConfig.from_size(SUGGESTED_SIZE, vocab_size=vocab_size), corpus_tokens)
+    return {"config_name": SUGGESTED_SIZE, **(SMALL_RECIPE_FLAGS if recipe else {})}
 
 
 def describe_recipe(config: PreTrainedConfig, corpus_tokens: int) -> str:
-    """Names the recipe that fits a new model and its text, and what to expect, or says why no recipe fits."""
-    if reasons := list_unmeasured(config, corpus_tokens):
-        return (
-            f"no recipe was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
-            "text and many steps."
-        )
+    """Names the recipe that fits a new model and its text, and what to expect of it."""
+    if (recipe := find_recipe(config, corpus_tokens)) is None:
+        return "none was measured for such a model, vocabulary or text. The defaults are the BERT paper's settings."
     return (
-        f"{find_recipe(config)} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain "
-        f"of {EXPECTED_GAIN} or more after {EXPECTED_AFTER:,} training tokens."
+        f"{recipe} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of "
+        f"{EXPECTED_GAIN} or more after {EXPECTED_AFTER:,} training tokens."
     )

@@ -6,6 +6,7 @@ killed and resumed ends with the weights and the log of an uninterrupted run.
 Shapes: a batch has N sequences.
 """
 
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from transformers.utils import ModelOutput
 from snugbert.data.languages import DEFAULT, store_language
 from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER
+from snugbert.files import explaining_failed_writes
 from snugbert.gpu.row_sizes import choose_pretraining_multiple
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.reports.pretraining_plots import METRICS_NAME, TRAINING_PLOT, DrawTraining, draw_log
@@ -55,7 +57,8 @@ from snugbert.trainers.pretraining.scores import (
     frequency_loss,
     sum_per_sequence,
 )
-from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, find_peak_flops
+from snugbert.trainers.pretraining.training_log import TrainingLog, find_peak_flops
+from snugbert.trainers.run.checkpoints import RESUME
 from snugbert.trainers.run.folder import ClearOutputDir
 from snugbert.trainers.run.processes import use_one_gpu
 from snugbert.trainers.trainer import RunTrainer, naming_flags
@@ -143,7 +146,7 @@ class PretrainingTrainer(RunTrainer):
         for callback in (ClearOutputDir, DrawTraining):
             self.add_callback(callback)
         self._train_counts: np.ndarray | None = None
-        self._metrics_file: MetricsFile | None = None
+        self._wrote_log: bool | None = None  # whether this run has written `metrics.jsonl`. None: no run
         self._load_log(TrainerState())
 
     # --- start and end of a run ---------------------------------------------------------------------------------
@@ -204,8 +207,7 @@ class PretrainingTrainer(RunTrainer):
         self._train_counts = count_dataset(self.phases[0].dataset)
         if self._train_counts is not None:
             self.training_log.frequency_loss = frequency_loss(self._train_counts, self._train_counts)
-        if self.is_world_process_zero():
-            self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
+        self._wrote_log = False
 
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
@@ -224,11 +226,11 @@ class PretrainingTrainer(RunTrainer):
             with self._as_model(model):
                 super().save_model(folder, _internal_call or bool(part))
 
-    def load_weights(self, checkpoint: str) -> None:
-        """Loads the weights of each model that `save_model` writes."""
-        for part, model in self._list_models():
-            with self._as_model(model):
-                super().load_weights(str(Path(checkpoint) / part))
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        # Loads each model that `save_model` writes.
+        for part, each in self._list_models():
+            with self._as_model(each):
+                super()._load_from_checkpoint(str(Path(resume_from_checkpoint) / part))
 
     def _list_models(self) -> list[tuple[str, Any]]:
         """Returns the models that are saved one by one, with their folders in the output folder."""
@@ -394,8 +396,17 @@ class PretrainingTrainer(RunTrainer):
         if "loss" in logs or "train_loss" in logs:
             self.state.num_input_tokens_seen = self.training_log.tokens_seen
         super().log(logs, start_time)
-        if self._metrics_file is not None:
-            self._metrics_file.write_line(self.state.log_history[-1])
+        if self.is_world_process_zero() and self._wrote_log is not None:
+            self._write_log()
+
+    def _write_log(self) -> None:
+        # The first line rewrites the file, so a run that fails early does not change it. A resumed run drops the lines
+        # after its checkpoint.
+        file = Path(self.args.output_dir or "") / METRICS_NAME
+        lines = self.state.log_history[-1:] if self._wrote_log else self.state.log_history
+        with explaining_failed_writes(file, RESUME), file.open("a" if self._wrote_log else "w") as stream:
+            stream.writelines(f"{json.dumps(line)}\n" for line in lines)
+        self._wrote_log = True
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 

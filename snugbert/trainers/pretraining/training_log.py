@@ -12,10 +12,8 @@ Needed FLOPs exclude waste: padding, logits of unlabeled tokens, recomputation.
 Shapes: N sequences of T tokens in total.
 """
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,6 @@ import torch.nn.functional as F
 from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
-from snugbert.files import explaining_failed_writes
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
@@ -33,7 +30,6 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     SOFT_WEIGHT,
 )
 from snugbert.trainers.pretraining.scores import get_mlm_logits
-from snugbert.trainers.run.checkpoints import RESUME
 
 # Sums since the last log line. The sums of the model stay on its device until they are needed.
 MODEL_SUMS = (
@@ -41,7 +37,7 @@ MODEL_SUMS = (
     *("disc_loss", "disc_correct", "replaced"),
     *("soft_loss", "cos_loss"),
 )
-DATA_SUMS = ("labeled", "pairs", "tokens", "positions", "flops")
+DATA_SUMS = ("labeled", "pairs", "tokens", "flops")
 
 TRAINING_COST = 3  # the backward pass needs two matrix products for each one of the forward pass
 # FLOPs per second of dense 16-bit matrix products, from NVIDIA's datasheets. Keys are words of the GPU's name.
@@ -64,24 +60,18 @@ PEAK_FLOPS = {
 
 def count_batch(
     batch: Mapping[str, Any],
-    max_seq_length: int | None,
     config: PreTrainedConfig,
     generator: PreTrainedConfig | None = None,
     teacher: PreTrainedConfig | None = None,
 ) -> torch.Tensor:
-    """Returns the numbers of `DATA_SUMS` of a batch on the CPU. *Shape:* (5,), int64
+    """Returns the numbers of `DATA_SUMS` of a batch on the CPU. *Shape:* (4,), int64
 
     The first three divide the losses. Data workers call this function, so it does not slow down training.
-    `max_seq_length` is the length to which a packed batch would be padded. None: the longest sequence of the batch.
     """
     lengths, labeled = count_sequence_tokens(batch)
     pairs = (torch.as_tensor(batch.get("next_sentence_label", [])) != IGNORE_INDEX).sum()
-    positions = batch["input_ids"].numel()
-    if "cu_seq_lens_q" in batch:
-        positions = len(lengths) * (max_seq_length or int(lengths.max()))
     flops = training_flops(config, batch, generator, teacher)
-    counts = [labeled.sum().item(), pairs.item(), lengths.sum().item(), positions, flops]
-    return torch.tensor(counts, dtype=torch.int64)
+    return torch.tensor([labeled.sum().item(), pairs.item(), lengths.sum().item(), flops], dtype=torch.int64)
 
 
 class TrainingLog:
@@ -127,7 +117,7 @@ class TrainingLog:
             self._window_start += seconds
 
     def add_batch(self, counts: torch.Tensor) -> None:
-        """Adds the result of [`count_batch`], on the CPU. *Shape:* (5,)"""
+        """Adds the result of [`count_batch`], on the CPU. *Shape:* (4,)"""
         self._data_sums += counts.numpy()
 
     def add_outputs(self, outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> None:
@@ -196,7 +186,6 @@ class TrainingLog:
         line |= {
             "tokens": int(self._totals["tokens"]),
             "tokens_per_second": round(sums["tokens"] / seconds),
-            "padding": 1 - sums["tokens"] / sums["positions"],
         }
         if self.peak_flops is not None:
             line["mfu"] = sums["flops"] / seconds / self.peak_flops
@@ -251,27 +240,6 @@ class TrainingLog:
         return loss
 
 
-class MetricsFile:
-    """`metrics.jsonl`: the log of a run, one JSON object per line.
-
-    The first line rewrites the file, starting with `log_history`, the lines up to the checkpoint. So a run that fails
-    early does not change the file. A resumed run drops the lines after its checkpoint.
-    """
-
-    def __init__(self, file: Path, log_history: Sequence[Mapping[str, Any]]):
-        self._file = file
-        self._lines_before: str | None = "".join(f"{json.dumps(line)}\n" for line in log_history)
-
-    def write_line(self, line: Mapping[str, Any]) -> None:
-        """Adds a line to the file."""
-        with explaining_failed_writes(self._file, RESUME):
-            if self._lines_before is not None:
-                self._file.write_text(self._lines_before)
-                self._lines_before = None
-            with self._file.open("a") as file:
-                file.write(f"{json.dumps(line)}\n")
-
-
 # --- FLOPs of a batch, and of the device -----------------------------------------------------------------------------
 
 
@@ -310,36 +278,25 @@ def training_flops(
 
 
 def pretraining_flops(config: PreTrainedConfig, lengths: torch.Tensor, labeled: torch.Tensor) -> int:
-    """Counts the FLOPs of a forward pass with the masked token head. The heads read labeled tokens and [CLS].
-
-    *Shape:* `lengths` and `labeled`: (N,) each, see [`count_sequence_tokens`]
-    """
-    H, E = config.hidden_size, _embedding_size(config)
-    return encoder_flops(config, lengths, labeled + 1) + int(labeled.sum()) * 2 * (H * E + E * config.vocab_size)
+    """Counts the FLOPs of a forward pass with the masked token head, see [`encoder_flops`]. *Shape:* (N,) each"""
+    H, E = config.hidden_size, getattr(config, "embedding_size", None) or config.hidden_size
+    head = int(labeled.sum()) * 2 * (H * E + E * config.vocab_size)
+    return encoder_flops(config, lengths, labeled + 1) + head
 
 
 def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.Tensor) -> int:
-    """Counts the FLOPs of a forward pass of the encoder that computes only what the heads read.
+    """Counts the FLOPs of matrix products in a forward pass of the encoder. A product of m x k and k x n counts 2mkn.
 
-    A matrix product of m x k and k x n counts 2mkn. Nothing else counts. The last layer computes keys and values for
-    all tokens, but queries, output and feed-forward only for tokens that a head reads. `lengths` counts the tokens of
-    each sequence, and `read` the tokens that a head reads. Both are int64 (N,).
+    The last layer computes keys and values for all tokens, but queries, output and feed-forward only for tokens that a
+    head reads. `lengths` counts the tokens of each sequence, and `read` the tokens that a head reads. *Shape:* (N,)
     """
     H, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    E = _embedding_size(config)
-
-    def rest_of_layer(queries: torch.Tensor) -> int:
-        # Query and output projections, both feed-forward layers, attention scores and weighted sums.
-        return int(queries.sum() * 2 * (2 * H * H + 2 * H * inner) + 4 * H * (queries * lengths).sum())
-
-    tokens = int(lengths.sum())
-    projection = 0 if E == H else tokens * 2 * E * H
-    keys_and_values = layers * tokens * 4 * H * H
-    return projection + keys_and_values + (layers - 1) * rest_of_layer(lengths) + rest_of_layer(read)
-
-
-def _embedding_size(config: PreTrainedConfig) -> int:
-    return getattr(config, "embedding_size", None) or config.hidden_size
+    E = getattr(config, "embedding_size", None) or H
+    queries = (layers - 1) * lengths + read
+    per_token = layers * 4 * H * H + (2 * E * H if E != H else 0)  # keys and values, projection of the embeddings
+    per_query = 4 * H * H + 4 * H * inner  # queries, output, feed-forward
+    attention = 4 * H * int((queries * lengths).sum())
+    return int(lengths.sum()) * per_token + int(queries.sum()) * per_query + attention
 
 
 def find_peak_flops(device_name: str) -> float | None:

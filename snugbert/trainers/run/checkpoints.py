@@ -1,4 +1,4 @@
-"""The checkpoints of a run: how they are found, checked, written, removed and loaded.
+"""The checkpoints of a run: how they are found, checked, written and removed.
 
 A checkpoint is written into a temporary folder. Its last file is the manifest, with the size and checksum of every
 file. Then everything is synced to the disk, and the folder gets its final name. So a folder named `checkpoint-<step>`
@@ -11,20 +11,17 @@ import json
 import logging
 import os
 import shutil
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snugbert.errors import InputError
-from snugbert.families.weight_files import read_torch_file, read_weights
 from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, explaining_failed_writes, read_json
 from snugbert.storage.inputs import check_names
 from snugbert.storage.uploads import download_checkpoint, find_output
@@ -36,10 +33,6 @@ UNFINISHED_CHECKPOINT = "_unfinished_checkpoint"
 RESUME = "resume with --resume_from_checkpoint true"
 
 logger = logging.getLogger(__name__)
-
-
-class OnlyWeightsError(InputError):
-    """A checkpoint was written with `--save_only_model`, so a run cannot resume from it."""
 
 
 # --- finding and checking -----------------------------------------------------------------------------------------
@@ -69,60 +62,41 @@ def remove_checkpoints(checkpoints: list[Path]) -> None:
 
 
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
-    """Finds the complete checkpoint with the highest step. A warning names the damaged file of a skipped checkpoint.
+    """Finds the complete checkpoint with the highest step. A warning says why a checkpoint is skipped.
 
-    If the output folder belongs to a store, downloads files of the checkpoint that are missing on this machine. If
-    every complete checkpoint contains only weights, raises an error, because the run would start again.
+    If the output folder belongs to a store, downloads files of the checkpoint that are missing on this machine.
     """
-    only_weights: InputError | None = None
     restore_replaced(output_dir / UNFINISHED_CHECKPOINT)
     for folder in reversed(list_checkpoints(output_dir)):
         download_checkpoint(folder)
         try:
             check_checkpoint(folder)
-        except OnlyWeightsError as error:
-            only_weights = only_weights or error
         except InputError as error:
             logger.warning("skipping %s: %s", folder.name, error)
         else:
             return folder
-    if only_weights is not None:
-        raise only_weights
     return None
 
 
-def check_checkpoint(checkpoint: Path, needs_optimizer: bool = True) -> None:
-    """Checks that the files of a checkpoint are complete and undamaged.
-
-    With `needs_optimizer`, a checkpoint that was written with `save_only_model` is refused.
-    """
+def check_checkpoint(checkpoint: Path) -> None:
+    """Checks that the files of a checkpoint are complete and undamaged, and that a run can resume from them."""
+    manifest = checkpoint / MANIFEST_NAME
     try:
-        manifest = checkpoint / MANIFEST_NAME
-        manifest.stat()  # an error if it is missing
         entries = read_json(manifest)
         check_names(entries, str(manifest))
         for name in dict.fromkeys((TRAINER_STATE_NAME, *entries)):
-            _compare(checkpoint / name, entries.get(name))
-    except FileNotFoundError as error:
-        raise InputError(f"{error.filename} is missing.") from error
+            file, entry = checkpoint / name, entries[name]
+            if file.stat().st_size != entry["bytes"] or _digest(file) != entry["sha256"]:
+                raise InputError(f"{file} is damaged: its content does not match {MANIFEST_NAME}.")
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{manifest} is damaged.") from error
     except OSError as error:
         raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
-    if needs_optimizer and not (checkpoint / "optimizer.pt").exists():
-        raise OnlyWeightsError(
+    if not (checkpoint / "optimizer.pt").exists():
+        raise InputError(
             f"{checkpoint} contains only weights (--save_only_model), so the run cannot be resumed. To train from "
             f"these weights, use --model_name_or_path {checkpoint} and another --output_dir."
         )
-
-
-def _compare(file: Path, entry: Any) -> None:
-    """Compares a file with its entry in the manifest."""
-    if not (isinstance(entry, dict) and entry.keys() >= {"bytes", "sha256"}):
-        raise InputError(f"{file.parent / MANIFEST_NAME} is damaged: it does not describe {file.name}.")
-    size = file.stat().st_size
-    if size != entry["bytes"]:
-        raise InputError(f"{file} is damaged: it has {size} bytes instead of {entry['bytes']}.")
-    if _digest(file) != entry["sha256"]:
-        raise InputError(f"{file} is damaged: its checksum does not match {MANIFEST_NAME}.")
 
 
 def _digest(file: Path) -> str:
@@ -142,7 +116,6 @@ class RunCheckpoints(TrainerCallback):
     def __init__(self) -> None:
         self.limit = 0  # number of checkpoints that are kept. 0: all
         self.is_writing = False
-        self._left_old = False  # whether `remove_old` has left old checkpoints
 
     @contextmanager
     def write(self, args: TrainingArguments, state: TrainerState, checkpoint: Path, whole: bool) -> Iterator[None]:
@@ -185,55 +158,33 @@ class RunCheckpoints(TrainerCallback):
         if args.local_process_index == 0:  # with a bucket, each machine has its own folder
             shutil.rmtree(folder, ignore_errors=True)
 
-    def remove_old(self, state: TrainerState, output_dir: Path, is_end: bool = False) -> None:
+    def remove_old(self, state: TrainerState, output_dir: Path, waits: bool = False) -> None:
         """Keeps `limit` checkpoints: the last, the best, and then the newest.
 
-        Before the end of the run, it does not wait for an upload. It leaves up to `limit` more checkpoints meanwhile.
-
-        Checkpoints of later steps also stay. If they are damaged and the run started again, their weights may still be
-        better than the weights of this run.
+        Unless it `waits` for an upload, it leaves up to `limit` more checkpoints meanwhile. Checkpoints of later steps
+        also stay, because the run may have resumed from an earlier one.
         """
         best = Path(state.best_model_checkpoint or "").name
         last = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-
-        def rank(folder: Path) -> tuple[bool, float, int]:
-            # Some file systems give equal times. Then the step decides.
-            return folder.name in (last, best), folder.stat().st_mtime, step_of(folder)
-
         reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= state.global_step]
-        ranked = sorted(reached, key=rank, reverse=True)
+        ranked = sorted(reached, key=lambda folder: (folder.name in (last, best), step_of(folder)), reverse=True)
         protected = sum(folder.name in (last, best) for folder in ranked)
         old, output = ranked[max(self.limit, protected) :], find_output(output_dir)
         is_busy = output is not None and output.keeps_checkpoints.locked()
-        self._left_old = is_busy and not is_end and len(old) <= self.limit
-        if not self._left_old:
+        if waits or not is_busy or len(old) > self.limit:
             remove_checkpoints(old)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step. Locates the best checkpoint, even if the folder was renamed.
-
-        A damaged best checkpoint is ignored, so that a later checkpoint can be the best.
-        """
+        """Called by Trainer before the first step. Locates the best checkpoint, even if the folder was renamed."""
         output_dir = Path(args.output_dir)
-        best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-        damage: InputError | None = None
         if args.should_save and state.best_global_step and args.load_best_model_at_end:
-            download_checkpoint(best)
-            try:
-                if best.is_dir():
-                    check_checkpoint(best, needs_optimizer=False)
-            except InputError as error:
-                damage = error
-                logger.warning("ignoring the best checkpoint: %s", damage)
-        (is_damaged,) = broadcast_object_list([damage is not None])
-        if is_damaged:
-            state.best_model_checkpoint = state.best_global_step = state.best_metric = None
+            download_checkpoint(output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
         locate_best(state, output_dir)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after the last step. Waits for an upload, and removes what `remove_old` has left."""
-        if self._left_old:
-            self.remove_old(state, Path(args.output_dir), is_end=True)
+        if args.should_save and self.limit:
+            self.remove_old(state, Path(args.output_dir), waits=True)
         self._clear(args, Path(args.output_dir) / UNFINISHED_CHECKPOINT)  # a process was killed while it removed one
 
 
@@ -308,58 +259,3 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-# --- loading ------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
-    """Turns an error about the content of a checkpoint's `files` into an [`InputError`] that names a damaged file."""
-    try:
-        yield
-    except (InputError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        # If a file is damaged, these calls raise an error that names the file.
-        for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
-            read_torch_file(file)
-        read_weights(Path(str(checkpoint)))
-        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
-        raise InputError(
-            f"{checkpoint}: {files} does not fit this run ({reason}). Resume from another checkpoint, or start a new "
-            f"run from its weights with --model_name_or_path {checkpoint}."
-        ) from error
-
-
-@contextmanager
-def ignoring_tied_weights(model: Any) -> Iterator[None]:
-    """Keeps `model.load_state_dict` from reporting tied weights as missing. Checkpoints store them once."""
-    tied = getattr(model, "all_tied_weights_keys", {})
-
-    def remove_tied(_: torch.nn.Module, keys: Any) -> None:
-        keys.missing_keys[:] = [key for key in keys.missing_keys if key not in tied]
-
-    hook = model.register_load_state_dict_post_hook(remove_tied)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Checks the shapes of a loaded optimizer state. Fused kernels would access memory out of bounds."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            for name, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
-                    raise ValueError(
-                        f"{name} has shape {list(value.shape)}, but its parameter has shape {list(parameter.shape)}"
-                    )
-
-
-def check_random_states(checkpoint: str | None) -> None:
-    """Checks the files with random states, which Trainer reads within the first step."""
-    for file in Path(str(checkpoint)).glob("rng_state*.pth"):
-        if not {"python", "numpy", "cpu"} <= read_torch_file(file).keys():
-            raise InputError(f"{file} is damaged: it contains no random states. Resume from another checkpoint.")

@@ -6,12 +6,11 @@ training, and all other files at the end.
 """
 
 import logging
-import os
 import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from snugbert.reports.plots import remove_plots
 from snugbert.storage.uploads import RemoteOutput, download_checkpoint, find_output
 from snugbert.trainers.run.checkpoints import (
     UNFINISHED_CHECKPOINT,
-    OnlyWeightsError,
     check_checkpoint,
     find_newest_checkpoint,
     list_checkpoints,
@@ -54,31 +52,24 @@ LOCK_SECONDS = 10  # to wait for a lock. A killed process holds its lock until i
 def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
-    With `dry_run`, only checks that the folder can be written. A dry run in a store uploads nothing, and removes what
-    it downloaded. Only processes that write take the lock, see [`lock_file`]. A process can take the lock again inside
-    the block. A new folder that stays empty is removed.
+    Only processes that write take the lock, see [`lock_file`]. A process can take the lock again inside the block. A
+    dry run changes nothing. In a store, it uploads nothing, and removes what it downloaded.
     """
     output_dir = Path(training_args.output_dir or "")
     is_dry_run = getattr(training_args, "dry_run", False)
     output = find_output(output_dir)
     if output is not None and output.folder != output_dir:  # one of several runs, whose command has locked the store
         output = None
+    is_locked = holds_lock(output_dir / LOCK_NAME) or (is_dry_run and output is None)
     with ExitStack() as stack:
-        if training_args.should_save and not output_dir.exists():
-            stack.callback(_remove_if_empty, output_dir.resolve())
         with raise_together():
-            if training_args.should_save and is_dry_run and output is None:
-                _check_folder(output_dir)
-            elif training_args.should_save and not holds_lock(output_dir / LOCK_NAME):
+            if training_args.should_save and not is_locked:
                 _lock(output_dir, stack)
-                if output is not None:
-                    stack.enter_context(_look_into_store(output) if is_dry_run else run_in_store(output))
+                if output is not None and not is_dry_run:
+                    stack.enter_context(run_in_store(output))
+                elif output is not None and output.download():
+                    stack.callback(output.clear)
         yield
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def _lock(output_dir: Path, stack: ExitStack) -> None:
@@ -95,12 +86,6 @@ def _lock(output_dir: Path, stack: ExitStack) -> None:
         ) from error
 
 
-def _check_folder(output_dir: Path) -> None:
-    nearest = next(folder for folder in (output_dir, *output_dir.absolute().parents) if folder.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        raise InputError(f"--output_dir: cannot write to {output_dir}. Choose another folder.")
-
-
 @contextmanager
 def run_in_store(output: RemoteOutput) -> Iterator[None]:
     """Locks the folder in the store, downloads its files, and uploads everything after the block.
@@ -115,16 +100,6 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
     output.clear()
 
 
-@contextmanager
-def _look_into_store(output: RemoteOutput) -> Iterator[None]:
-    is_new = output.download()
-    try:
-        yield
-    finally:
-        if is_new:
-            output.clear()
-
-
 # --- the files -----------------------------------------------------------------------------------------------------
 
 
@@ -134,8 +109,8 @@ def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     Changes no files, except that it undoes an interrupted replacement of a checkpoint, and downloads a checkpoint from
     a bucket. Every process must call this.
 
-    With `resume_from_checkpoint` "true" and no complete checkpoint, returns None: the run starts at step 0. So a job
-    that may be stopped at any time can always use the same command.
+    With `resume_from_checkpoint` "true" and no checkpoint, returns None: the run starts at step 0. So a job can always
+    use the same command.
     """
     resume = str(training_args.resume_from_checkpoint or "")
     resume = "" if resume.lower() == "false" else resume
@@ -160,44 +135,41 @@ def find_checkpoint(training_args: TrainingArguments, resume: str | bool | None)
 
 def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
     """Finds the checkpoint in the first process. Other machines get its files from a shared disk or a bucket."""
-    output_dir = Path(args.output_dir or "")
     has_other_machines = sum(gather_object([args.local_process_index == 0])) > 1
-
-    def find() -> tuple[str, bytes] | None:
-        if args.process_index > 0:
-            return None
-        try:
-            checkpoint = find_newest_checkpoint(output_dir) if resume.lower() == "true" else _check_explicit(resume)
-        except OnlyWeightsError:
-            if not getattr(args, "overwrite_output_dir", False):
-                raise
-            return None
-        if checkpoint is None:
-            return None
-        output = find_output(checkpoint)
-        if output is not None and has_other_machines:  # its upload may have failed before
-            output.upload_checkpoints()
-        return checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
-
+    found = None
     with raise_together():
-        found = find()
+        if args.process_index == 0 and (checkpoint := _find_in_first_process(args, resume)) is not None:
+            output = find_output(checkpoint)
+            if output is not None and has_other_machines:  # its upload may have failed before
+                output.upload_checkpoints()
+            found = checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
     (found,) = broadcast_object_list([found])
     if found is None:
         return None
     name, manifest = found
-    checkpoint = output_dir / name if resume.lower() == "true" else Path(resume)
-    is_on_another_machine = args.process_index > 0 and args.local_process_index == 0
+    checkpoint = Path(args.output_dir or "") / name if resume.lower() == "true" else Path(resume)
     with raise_together():
-        if is_on_another_machine and find_output(checkpoint) is not None:
-            local = list_checkpoints(checkpoint.parent)  # of an earlier start, or of another run
-            remove_checkpoints([each for each in local if each != checkpoint or _read_manifest(each) != manifest])
-            download_checkpoint(checkpoint)
-        if is_on_another_machine and _read_manifest(checkpoint) != manifest:
-            raise InputError(
-                f"{checkpoint} of the first machine is missing on {platform.node()}. Use an --output_dir that all "
-                "machines share, or a bucket."
-            )
+        if args.process_index > 0 and args.local_process_index == 0:  # the first process of another machine
+            if find_output(checkpoint) is not None and _read_manifest(checkpoint) != manifest:
+                remove_checkpoints(list_checkpoints(checkpoint.parent))  # of an earlier start, or of another run
+                download_checkpoint(checkpoint)
+            if _read_manifest(checkpoint) != manifest:
+                raise InputError(
+                    f"{checkpoint} of the first machine is missing on {platform.node()}. Use an --output_dir that all "
+                    "machines share, or a bucket."
+                )
     return checkpoint
+
+
+def _find_in_first_process(args: TrainingArguments, resume: str) -> Path | None:
+    if resume.lower() == "true":
+        return find_newest_checkpoint(Path(args.output_dir or ""))
+    try:
+        download_checkpoint(Path(resume))
+        check_checkpoint(Path(resume))
+    except InputError as error:
+        raise InputError(f"--resume_from_checkpoint: {error} Resume from another checkpoint.") from error
+    return Path(resume)
 
 
 def _read_manifest(checkpoint: Path) -> bytes | None:
@@ -205,22 +177,11 @@ def _read_manifest(checkpoint: Path) -> bytes | None:
     return file.read_bytes() if file.exists() else None
 
 
-def _check_explicit(checkpoint: str) -> Path:
-    try:
-        download_checkpoint(Path(checkpoint))
-        check_checkpoint(Path(checkpoint))
-    except InputError as error:
-        raise InputError(f"--resume_from_checkpoint: {error} Resume from another checkpoint.") from error
-    return Path(checkpoint)
-
-
 def _check_run_files(args: TrainingArguments, resume: str, checkpoint: Path | None, overwrite: bool) -> None:
     """Checks in the first process that the run may write into the output folder, next to files of an earlier run."""
-    output_dir = Path(args.output_dir or "")
-    if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"--output_dir: {output_dir} is a file. Choose a folder.")
     if args.process_index > 0:
         return
+    output_dir = Path(args.output_dir or "")
     run_files = list_run_files(output_dir)
     resumes_here = bool(checkpoint) and Path(resume).resolve().parent == output_dir.resolve()
     if resume.lower() != "true":
@@ -229,14 +190,11 @@ def _check_run_files(args: TrainingArguments, resume: str, checkpoint: Path | No
                 f"--output_dir: {output_dir} already contains a run. Choose another folder, resume the run "
                 "(--resume_from_checkpoint true), or replace the run (--overwrite_output_dir)."
             )
-    elif checkpoint is None:
-        if not (overwrite or all(path.name.startswith("checkpoint-") for path in run_files)):
-            raise InputError(
-                f"--resume_from_checkpoint true: {output_dir} contains a model or results, but no complete "
-                "checkpoint. Choose another folder, or replace these files (--overwrite_output_dir)."
-            )
-        if run_files or (output_dir / UNFINISHED_CHECKPOINT).exists():
-            logger.warning("%s contains no complete checkpoint. Training starts at step 0.", output_dir)
+    elif run_files and checkpoint is None and not overwrite:
+        raise InputError(
+            f"--resume_from_checkpoint true: {output_dir} contains a run, but no complete checkpoint. Choose another "
+            "folder, or replace the run (--overwrite_output_dir)."
+        )
 
 
 def clear_output_dir(training_args: TrainingArguments) -> None:
@@ -286,31 +244,19 @@ def list_run_files(output_dir: Path) -> list[Path]:
 def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
     """Checks that the disk of the output folder has space for a checkpoint. Every process must call this.
 
-    Files that the run replaces count as free.
+    A run that continues or replaces another is not checked.
     """
-    with raise_together():
-        _compare_with_free_space(args, list(parameters), Path(args.output_dir or "").absolute())
-
-
-def _compare_with_free_space(args: TrainingArguments, parameters: list[nn.Parameter], output_dir: Path) -> None:
+    output_dir, parameters = Path(args.output_dir or "").absolute(), list(parameters)
     folder = next(parent for parent in (output_dir, *output_dir.parents) if parent.is_dir())
-    disk = shutil.disk_usage(folder)
-    if not args.should_save or not disk.total:  # some network file systems report no sizes
-        return
-    replaced = [*list_run_files(output_dir), *output_dir.glob("*.safetensors")]
-    free = disk.free + sum(_count_bytes(path) for path in replaced)
     what, needed = "the model", sum(parameter.nbytes for parameter in parameters)
-    has_moments = args.optim.startswith(TWO_MOMENTS) and not args.save_only_model
-    if has_moments and args.save_strategy != "no":
+    if args.save_strategy != "no" and args.optim.startswith(TWO_MOMENTS) and not args.save_only_model:
         what = "a checkpoint"
         needed += 2 * sum(parameter.nbytes for parameter in set(parameters) if parameter.requires_grad)
-    if free < needed:
-        raise InputError(
-            f"--output_dir: {folder} has {format_bytes(free)} free, but {what} takes {format_bytes(needed)}. Free "
-            "some space, or choose another folder."
-        )
-
-
-def _count_bytes(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.lstat().st_size for file in files)
+    with raise_together():
+        disk = shutil.disk_usage(folder)
+        is_small = 0 < disk.total and disk.free < needed  # some network file systems report no sizes
+        if args.should_save and is_small and not list_run_files(output_dir):
+            raise InputError(
+                f"--output_dir: {folder} has {format_bytes(disk.free)} free, but {what} takes {format_bytes(needed)}. "
+                "Free some space, or choose another folder."
+            )

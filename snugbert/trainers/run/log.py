@@ -1,29 +1,26 @@
 """What a training run prints and reports.
 
-It prints log lines, and a progress bar or lines with the remaining time. [`Reports`] sends to TensorBoard, Weights &
-Biases and Trackio what Trainer's own callbacks do not send.
+[`Reports`] sends to TensorBoard, Weights & Biases and Trackio what Trainer's own callbacks do not send.
 """
 
 import copy
 import logging
 import os
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerState
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
-from snugbert.progress import FEWEST_TIMED, Rhythm, describe_time_left, print_line
+from snugbert.progress import Progress, is_terminal, print_line
 
-REPORTS_NAME = "Reports"  # key in a checkpoint's `trainer_state.json`
 # The first steps allocate memory. On a GPU, they also compile the model and record CUDA graphs. They are not timed.
 WARMUP_ON_CPU, WARMUP_ON_GPU = 2, 8
+REPORTS_NAME = "Reports"  # key in a checkpoint's `trainer_state.json`
 # Metrics that log lines omit. Log files contain them.
 NOT_PRINTED = (
     "epoch",
@@ -32,17 +29,8 @@ NOT_PRINTED = (
     "steps_per_second",
     "model_preparation_time",
     "tokens",
-    "padding",
 )
-LOG_NAMES = {
-    "mlm_loss": "MLM loss",
-    "mlm_accuracy": "MLM accuracy",
-    "mlm_gain": "MLM gain",
-    "nsp_loss": "NSP loss",
-    "nsp_accuracy": "NSP accuracy",
-    "tokens_per_second": "tokens/s",
-    "mfu": "MFU",
-}
+ACRONYMS = ("mlm", "nsp", "mfu")
 
 logger = logging.getLogger(__name__)
 
@@ -65,38 +53,9 @@ def set_up_logging(level: int = logging.INFO) -> None:
 
 
 class LogLines(TrainerCallback):
-    """Prints the metrics of a step or an evaluation as one line on standard error.
-
-    The first step prints a line, too, whatever `logging_steps` is. This line is only printed, so the log files contain
-    the same metrics if a run is stopped and resumed. Without a progress bar, further lines report the remaining time.
-    """
+    """Prints the metrics of a step or an evaluation as one line on standard error."""
 
     last_line = ""
-
-    def __init__(self, read_loss: Callable[[], float]):
-        self._read_loss = read_loss  # since the last log entry. Every process calls it after the first step
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step, with the state of the checkpoint."""
-        self._start, self._first_step = time.monotonic(), state.global_step
-        self._timed_from = state.global_step + count_warmup(args)
-        self._rhythm = Rhythm(_percentage(state))
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each step."""
-        is_first = state.global_step == self._first_step + 1
-        if is_first and not control.should_log:
-            line = format_log_line({"loss": self._read_loss()}, state.global_step, state.max_steps)
-            if state.is_world_process_zero:
-                print_line(line)
-        prints_time = args.disable_tqdm and state.is_world_process_zero and state.global_step < state.max_steps
-        percentage = _percentage(state)
-        if state.global_step == self._timed_from:
-            self._start = time.monotonic()
-        is_first_estimate = state.global_step == self._timed_from + FEWEST_TIMED
-        if prints_time and (is_first_estimate or self._rhythm.is_due(percentage)):
-            left = describe_time_left(self._start, self._timed_from, state.global_step, state.max_steps)
-            print_line(f"training: {percentage} % of {state.max_steps:,} steps{left}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Called by Trainer with the metrics. A summary follows the run, so the run's totals are not printed."""
@@ -108,39 +67,28 @@ class LogLines(TrainerCallback):
             self.last_line = line
 
 
-def count_warmup(args: Any) -> int:
-    """Returns the number of steps at the start of a run that estimates of its time leave out."""
-    return WARMUP_ON_CPU if args.device.type == "cpu" else WARMUP_ON_GPU
-
-
-def _percentage(state: TrainerState) -> int:
-    return 100 * state.global_step // max(state.max_steps, 1)
-
-
 class ProgressBar(ProgressCallback):
-    """The progress bar of transformers without its log lines. In a resumed run, only the new steps count as speed.
-
-    The bar shows the remaining time only after the warmup and ten more steps.
-    """
+    """Shows the [`Progress`] of training. In a resumed run, only the new steps count as speed."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step, with the state of the checkpoint."""
         self.current_step = state.global_step
         if state.is_world_process_zero:
-            self.training_bar = bar = tqdm(
-                desc="training", total=state.max_steps, initial=state.global_step, unit=" steps", dynamic_ncols=True
-            )
-            bar.bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
+            bar: Any = Progress("training", state.max_steps, "steps", state.global_step)
+            self.training_bar = bar
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each step."""
-        if self.training_bar is not None:
-            if state.global_step >= self.training_bar.initial + count_warmup(args) + FEWEST_TIMED:
-                self.training_bar.bar_format = None
-            super().on_step_end(args, state, control, **kwargs)
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each batch of an evaluation."""
+        if is_terminal():
+            super().on_prediction_step(*args, **kwargs)
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         """Prints nothing, because [`LogLines`] prints the metrics."""
+
+
+def count_warmup(args: Any) -> int:
+    """Returns the number of steps at the start of a run that estimates of its time leave out."""
+    return WARMUP_ON_CPU if args.device.type == "cpu" else WARMUP_ON_GPU
 
 
 def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str:
@@ -162,11 +110,8 @@ def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str
 
 
 def _format_name(name: str) -> str:
-    """Returns the printed name of a metric, whose `name` may begin with the name of an evaluation set."""
-    for metric, printed in LOG_NAMES.items():
-        if f"_{name}".endswith(f"_{metric}"):
-            return name.removesuffix(metric).replace("_", " ") + printed
-    return name.replace("_", " ")
+    words = name.replace("tokens_per_second", "tokens/s").split("_")
+    return " ".join(word.upper() if word in ACRONYMS else word for word in words)
 
 
 def _format_metric(name: str, value: float) -> str:

@@ -4,7 +4,6 @@ import logging
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -59,11 +58,6 @@ def use_one_gpu(training_args: DeviceArguments) -> None:
             "using one of %d GPUs. To use all GPUs, start with `accelerate launch`.", training_args.n_gpu
         )
         training_args._n_gpu = 1
-
-
-def is_terminal() -> bool:
-    """Whether standard error is a terminal. In a log file, progress bars would be noise."""
-    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def move_hub_token(training_args: TrainingArguments) -> None:

@@ -3,16 +3,15 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.continuation import LISTED_CHANGES, check_continuation, list_changes, make_record
+from snugbert.continuation import check_continuation, list_changes, make_record
 from snugbert.errors import InputError, format_count
 from snugbert.files import read_json
 
@@ -60,20 +59,23 @@ class RunSettings(TrainerCallback):
         self.changes: list[str] = []  # what changed when the run resumed, for the model card
         self.keeps_checkpoints = True  # when the run is finished. If true, it stays true on resume
         self._trainer_settings: dict[str, Any] = {}
+        self._checkpoint: str | None = None  # that the run resumes from
+        self._max_steps = 0  # in the checkpoint
 
     def compare(self, checkpoint: str | None, trainer_settings: dict[str, Any]) -> None:
         """Compares the settings of this run with the settings in the checkpoint, and takes over earlier changes."""
-        self._trainer_settings = trainer_settings
+        self._trainer_settings, self._checkpoint = trainer_settings, checkpoint
         self.changes = []
         if checkpoint is None:
             return
         check_run_settings(checkpoint, self.kind, trainer_settings | self.command_settings)
-        record = read_settings(checkpoint)
-        self.changes = record["changes"]
+        record, state = read_settings(checkpoint), read_state(checkpoint)
+        self.changes, self._max_steps = record["changes"], state.max_steps
         self.keeps_checkpoints |= record["keeps_checkpoints"]
         before, now = record["data_settings"], make_record(self.kind, self.data_settings)["settings"]
         if before and now and (changes := list_changes(before, now)):
-            self.report_change(f"after step {read_state(checkpoint).global_step:,}: {_join_changes(changes)}")
+            listed = [f"{name} was {json.dumps(old)} and is {json.dumps(new)}" for name, old, new in changes]
+            self.report_change(f"after step {state.global_step:,}: {'; '.join(listed)}")
 
     def report_change(self, change: str) -> None:
         """Logs what changed on resume, and keeps it for the model card."""
@@ -90,23 +92,26 @@ class RunSettings(TrainerCallback):
         }
         state.stateful_callbacks |= {SETTINGS_NAME: record}  # type: ignore[operator]
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step. Sets the intervals of the arguments."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **kwargs: Any) -> None:
+        """Called by Trainer before the first step. Applies the intervals and the number of steps of the arguments."""
         state.compute_steps(args, state.max_steps)
-
-
-def _join_changes(changes: list[tuple[str, Any, Any]]) -> str:
-    """Returns the changes in one line, for the log and the model card."""
-    listed = [f"{name} was {json.dumps(old)} and is {json.dumps(new)}" for name, old, new in changes[:LISTED_CHANGES]]
-    if len(changes) > LISTED_CHANGES:
-        listed.append(f"and {format_count(len(changes) - LISTED_CHANGES, 'more change')}")
-    return "; ".join(listed)
+        before, now, done = self._max_steps, state.max_steps, state.global_step
+        if self._checkpoint is None or now == before:
+            return
+        _check_steps(self._checkpoint, args, now, done)
+        # Trainer would use the earlier schedule for one more step. Other schedules do not depend on the steps.
+        if isinstance(lr_scheduler, LambdaLR):
+            lr_scheduler.last_epoch -= 1
+            lr_scheduler.step()
+        self.report_change(
+            f"after step {state.global_step:,}: {state.max_steps:,} steps instead of {self._max_steps:,}"
+        )
 
 
 def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
     """Collects the settings of a run that must not change when it resumes, as JSON values.
 
-    The number of steps may change, see [`apply_new_steps`]. The batch and the examples are compared elsewhere. `names`
+    The number of steps may change. The batch and the examples are compared elsewhere. `names`
     are further training arguments.
     """
     settings = {f"--{name}": getattr(args, name) for name in (*TRAINING_SETTINGS, *names)}
@@ -120,13 +125,9 @@ def read_state(checkpoint: str | Path) -> TrainerState:
     """Reads and checks the `trainer_state.json` of a checkpoint. The result always has `stateful_callbacks`."""
     file = Path(checkpoint) / TRAINER_STATE_NAME
     try:
-        state = TrainerState(**read_json(file))
-        for field in fields(TrainerState):
-            if isinstance(field.default, int | float) and not isinstance(getattr(state, field.name), int | float):
-                raise TypeError(field.name)
-    except TypeError as error:  # unknown names, or values that are not numbers
+        return TrainerState(**read_json(file))
+    except TypeError as error:  # unknown names
         raise InputError(f"{file} is damaged, or was not written by Trainer.") from error
-    return state
 
 
 def read_settings(checkpoint: str) -> dict[str, Any]:
@@ -161,29 +162,6 @@ def check_data_settings(checkpoint: str, kind: str, settings: Mapping[str, Any])
         remedy = "Restore the data, or pass --allow_changed_data."
         place = f"--resume_from_checkpoint: the training data of {checkpoint}"
         check_continuation(record | {"settings": before}, kind, settings, place, remedy)
-
-
-def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
-    """Applies a different number of steps to the learning rate of a resumed run.
-
-    Call this after the trainer has loaded the optimizer and the schedule. Trainer alone would use the earlier schedule
-    for one more step. Returns what changed, for the log and the model card. None: the number of steps is the same.
-    """
-    before, now, done = read_state(checkpoint).max_steps, trainer.state.max_steps, trainer.state.global_step
-    if before == now:
-        return None
-    _check_steps(checkpoint, trainer.args, now, done)
-    change = f"after step {done:,}: {now:,} steps instead of {before:,}"
-    warmup_before, warmup = map(trainer.args.get_warmup_steps, (before, now))
-    if warmup != warmup_before:
-        change += f", {warmup:,} warmup steps instead of {warmup_before:,}"
-    optimizer, schedule = trainer.optimizer, trainer.lr_scheduler
-    if isinstance(schedule, LambdaLR) and optimizer is not None:  # other schedules do not depend on the steps
-        rate = optimizer.param_groups[0]["lr"]
-        schedule.last_epoch -= 1
-        schedule.step()
-        change += f", next learning rate {optimizer.param_groups[0]['lr']:.3g} instead of {rate:.3g}"
-    return change
 
 
 def _check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int) -> None:

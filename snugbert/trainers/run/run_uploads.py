@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub import HfApi
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy
 from transformers.utils import PushInProgress
 
 from snugbert.files import MANIFEST_NAME
@@ -59,9 +59,7 @@ class HubUploads(TrainerCallback):
         hub = HfApi(token=args.hub_token)
         repository = {"repo_id": trainer.hub_model_id, "revision": args.hub_revision}
         upload: Any = partial(hub.upload_folder, **repository, run_as_future=True)
-        by_epoch = args.save_strategy == SaveStrategy.EPOCH
-        done = f"epoch {int(state.epoch or 0)}" if by_epoch else f"step {state.global_step}"
-        message = f"Training in progress, {done}"
+        message = f"Training in progress, step {state.global_step}"
         jobs: Any = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=NOT_UPLOADED)]
         if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name

@@ -4,13 +4,10 @@ With transformers' own `enable_jit_checkpoint`, each process waits for its own t
 """
 
 import logging
-import math
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,6 @@ from snugbert.trainers.run.processes import wait_for_all
 logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SIGTERM_SECONDS = 30  # launchers and schedulers kill a process this long after SIGTERM
 REMEDY = "Try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
 
 
@@ -45,9 +41,9 @@ class StopSignal(TrainerCallback):
       written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
     All processes stop after the same step. On a GPU, the host reads the signal and the loss one step late, so that it
-    never waits for the GPU within a step. Only the first step, which has a log line, is read at once. A stopped run
-    then takes one step more. A run that diverges has already taken the bad step, so the weights in memory are not
-    finite either. They are never logged, evaluated or saved, because the host first waits for the last report.
+    never waits for the GPU within a step. A stopped run then takes one step more. A run that diverges has already
+    taken the bad step, so the weights in memory are not finite either. They are never logged, evaluated or saved,
+    because the host first waits for the last report.
 
     It is the last callback, so that it can cancel checkpoints that other callbacks request.
     """
@@ -62,7 +58,8 @@ class StopSignal(TrainerCallback):
         self.writes_whole_checkpoint = False  # whether the next one has the optimizer even with `save_only_model`
         self._saved_step = 0  # the step of the last checkpoint that this run wrote or resumed from. 0: none
         self._received = 0  # the signal that this process received
-        self._report: StepReport | None = None  # of the last step, if the host has not read it
+        # Of the last step, if the host has not read it: step, numbers on the CPU, and when they have arrived there.
+        self._report: tuple[int, torch.Tensor, torch.Event | None] | None = None
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -111,7 +108,12 @@ class StopSignal(TrainerCallback):
         status = torch.stack([(~torch.isfinite(loss + norm)).float(), torch.full_like(loss, self._received)])
         if trainer.args.world_size > 1:
             dist.all_reduce(status, dist.ReduceOp.MAX)
-        self._report = StepReport.send(trainer.state.global_step + 1, torch.stack([*status, loss, norm]))
+        values, arrival = torch.stack([*status, loss, norm]), None
+        if loss.device.type != "cpu":
+            values = values.to("cpu", non_blocking=True)  # into pinned memory
+            arrival = torch.Event(loss.device)
+            arrival.record()
+        self._report = trainer.state.global_step + 1, values, arrival
         if has_own_kernels(loss):
             self.read_report()
 
@@ -119,21 +121,17 @@ class StopSignal(TrainerCallback):
         """Reads the report of the last step, if it is unread. A signal sets `interrupted`, divergence is an error."""
         if self._report is None:
             return
-        report, self._report = self._report, None
-        diverged, received, loss, norm = report.read()
+        (step, values, arrival), self._report = self._report, None
+        if arrival is not None:
+            arrival.synchronize()
+        diverged, received, loss, norm = values.tolist()
         if diverged:
-            raise DivergedError(self._describe_divergence(report.step, loss, norm))
+            last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self._saved_step}. " if self._saved_step else ""
+            what = f"The loss or the gradient norm is not finite in step {step} (in this process: {loss} and {norm})."
+            raise DivergedError(f"{what} {last}{REMEDY}")
         if received and not self.interrupted:  # on a GPU, the report of the next step contains the signal, too
             self.interrupted = signal.Signals(int(received))
             logger.warning("%s: stopping after this step.", self.interrupted.name)
-
-    def _describe_divergence(self, step: int, loss: float, norm: float) -> str:
-        what = "loss of another process is not finite"
-        for name, value in (("gradient norm", norm), ("loss", loss)):
-            if not math.isfinite(value):
-                what = f"{name} is {value}"
-        last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self._saved_step}. " if self._saved_step else ""
-        return f"The {what} in step {step}. {last}{REMEDY}"
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after each step. After a signal, Trainer logs and evaluates. `on_epoch_end` saves."""
@@ -170,31 +168,6 @@ class StopSignal(TrainerCallback):
         self._saved_step = state.global_step
 
 
-@dataclass
-class StepReport:
-    """Numbers of a step that are being copied from the device to the host."""
-
-    step: int  # counted from 1
-    values: torch.Tensor  # on the CPU, valid after `arrival`. Shape: (count,)
-    arrival: torch.Event | None  # after the copy. None: the values are already on the host
-
-    @classmethod
-    def send(cls, step: int, values: torch.Tensor) -> "StepReport":
-        """Starts copying `values` to the host."""
-        if values.device.type == "cpu":
-            return cls(step, values, None)
-        host_values = values.to("cpu", non_blocking=True)  # into pinned memory
-        arrival = torch.Event(values.device)
-        arrival.record()
-        return cls(step, host_values, arrival)
-
-    def read(self) -> list[float]:
-        """Waits for the numbers and returns them."""
-        if self.arrival is not None:
-            self.arrival.synchronize()
-        return self.values.tolist()
-
-
 def raise_if_interrupted(trainer: Any) -> None:
     """Ends a command whose training was interrupted. Every process must call this.
 
@@ -211,17 +184,10 @@ def raise_if_interrupted(trainer: Any) -> None:
 
 
 def start_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seeds a data worker like Trainer. SIGINT and SIGTERM do not end the worker, because the trainer ends the run."""
+    """Seeds a data worker like Trainer. Signals do not end the worker, because the trainer ends the run.
+
+    Ctrl-C and launchers signal all processes. A worker ends with its loader, or soon after the run was killed.
+    """
     seed_worker(worker_id, num_workers, rank)
-    received: list[float] = []
-
-    def survive(*_: Any) -> None:
-        # The launcher and the scheduler may both send SIGTERM. So the worker ignores SIGTERM for 30 seconds after the
-        # first. A later SIGTERM ends the worker: at exit, multiprocessing sends it to the remaining workers.
-        received.append(time.monotonic())
-        if received[-1] - received[0] > SIGTERM_SECONDS:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, survive)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

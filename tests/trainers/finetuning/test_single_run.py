@@ -270,7 +270,7 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, tmp_
 
     same_batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
     fine_tune(task, arguments(folder, **settings | resume | same_batch | {"num_train_epochs": 3}))
-    change = "after step 4: 6 steps instead of 4, next learning rate 0.0004 instead of 0"
+    change = "after step 4: 6 steps instead of 4"
     assert json.loads((folder / "results.json").read_text())["settings"]["changed_on_resume"] == change
     assert f"| changed on resume | {change} |" in (folder / "README.md").read_text()
 

@@ -3,14 +3,9 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
-import torch
-from damage import damage
 from pretraining_command import run
-
-from snugbert.trainers.run.checkpoints import write_manifest
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +51,8 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     more = {"allow_changed_data": "true", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     assert run(small_run | resume | {"max_steps": 8}, **more) == 0
     (changed,) = re.findall(r"\| changed on resume \| (.*) \|", (tmp_path / "run/README.md").read_text())
-    steps = "6 steps instead of 4, next learning rate 4e-05 instead of 0"
-    more_steps = "8 steps instead of 6, next learning rate 2.86e-05 instead of 0"
+    steps = "6 steps instead of 4"
+    more_steps = "8 steps instead of 6"
     assert re.fullmatch(
         rf'after step 4: order of the text was .*; text \S*b.txt was "\w+" and is null; '
         rf"after step 4: {steps}; .*{more_steps}",
@@ -84,34 +79,6 @@ def test_changed_settings_are_refused(small_run, with_checkpoint, capsys):
     assert "checkpoint-4 has taken 4 steps, more than the 3 steps of this run" in capsys.readouterr().err
 
 
-def test_an_optimizer_of_other_shapes_is_a_short_error(small_run, with_checkpoint, tmp_path, capfd):
-    folder = shutil.copytree(with_checkpoint, tmp_path / "run")
-    file = folder / "checkpoint-4/optimizer.pt"
-    state = torch.load(file, weights_only=True)
-    values = next(iter(state["state"].values()))
-    values["exp_avg"] = values["exp_avg"].flatten()[:3].clone()  # a fused optimizer would write beyond these numbers
-    torch.save(state, file)
-    write_manifest(folder / "checkpoint-4")
-    more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
-    assert run(small_run | more, output_dir=folder) == 2
-    *_, line = capfd.readouterr().err.splitlines()
-    assert "checkpoint-4" in line and "optimizer.pt" in line and "exp_avg has shape [3]" in line
-
-
-@pytest.mark.parametrize("how", ["malicious", "no state", "a list"])
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_damaged_checkpoint_is_a_short_error(name, how, small_run, with_checkpoint, tmp_path, capfd, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = shutil.copytree(with_checkpoint, tmp_path / "run")
-    damage(folder / "checkpoint-4" / name, how)
-    write_manifest(folder / "checkpoint-4")
-    more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
-    assert run(small_run | more, output_dir=folder) == 2
-    *_, line = capfd.readouterr().err.splitlines()
-    assert line.startswith("snugbert pretrain: error: ") and "checkpoint-4" in line and name in line
-    assert ("could run code" in line) == (how == "malicious") and not Path("owned").exists()
-
-
 def test_the_best_checkpoint_is_found_after_moving_the_folder(small_run, tmp_path):
     """The best checkpoint, here the first, and the newest one are kept."""
     best = {"load_best_model_at_end": "true", "metric_for_best_model": "loss", "eval_strategy": "steps"}
@@ -132,7 +99,7 @@ def test_a_run_resumes_from_its_newest_whole_checkpoint(small_run, tmp_path, cap
     (tmp_path / "checkpoint-8/trainer_state.json").unlink()
     more = {"resume_from_checkpoint": "true", "max_steps": 10}
     assert run(small_run, output_dir=tmp_path, **more) == 0
-    assert "checkpoint-8/trainer_state.json is missing" in caplog.text
+    assert "checkpoint-8/trainer_state.json cannot be read" in caplog.text
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["global_step"] == 10
     assert [line["step"] for line in state["log_history"] if "loss" in line] == [2, 4, 6, 8, 10]

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from snugbert import SnugBertConfig, SnugBertForMaskedLM
 from snugbert.data.packed_batches import pack
 from snugbert.trainers.pretraining.training_log import (
-    MetricsFile,
     TrainingLog,
     count_batch,
     find_peak_flops,
@@ -32,9 +31,9 @@ def add_step(log: TrainingLog, first: int, has_pairs: bool = True) -> tuple[int,
     if not has_pairs:
         del batch["next_sentence_label"]
     log.start_step()
-    counts = count_batch(batch, 20, model.config)
+    counts = count_batch(batch, model.config)
     pairs = 2 * has_pairs
-    assert counts[:4].tolist() == [(batch["labels"] >= 0).sum(), pairs, batch["input_ids"].numel(), 2 * 20]
+    assert counts[:3].tolist() == [(batch["labels"] >= 0).sum(), pairs, batch["input_ids"].numel()]
     log.add_batch(counts)
     if has_pairs:
         log.count_pair_step()
@@ -52,37 +51,10 @@ def test_a_restored_log_continues_its_line():
     lines = [each.next_line() for each in (log, restored)]
     tokens, (_, *nsp_losses) = zip(*steps, strict=True)
     assert lines[0]["nsp_loss"] == pytest.approx(sum(nsp_losses).item() / 2)
-    for name in ("loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "tokens", "padding"):
+    for name in ("loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "tokens"):
         assert lines[0][name] == lines[1][name]
     assert lines[0]["tokens"] == log.tokens_seen == sum(tokens)
-    assert lines[0]["padding"] == pytest.approx(1 - lines[0]["tokens"] / (3 * 2 * 20))
     assert log.summarize(steps=3)["train_loss"] == pytest.approx(lines[0]["loss"])
-
-
-def test_padding_of_a_padded_batch():
-    log = make_log()
-    log.start_step()
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    labels = torch.tensor([[-100, 5, 6, -100], [-100, 7, -100, -100]])
-    batch = {"input_ids": mask, "attention_mask": mask, "labels": labels}
-    counts = count_batch(batch, None, tiny_model().config)
-    assert counts[:4].tolist() == [3, 0, 6, 8]
-    log.add_batch(counts)
-    assert log.next_line()["padding"] == pytest.approx(2 / 8)
-
-
-def test_metrics_after_the_checkpoint_are_dropped_with_the_first_new_line(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    metrics = MetricsFile(file, [{"step": 1}])
-    assert "2" in file.read_text()  # a run that fails before its first line changes nothing
-    metrics.write_line({"step": 2, "loss": 3.0})
-    metrics.write_line({"step": 3})
-    assert [json.loads(line) for line in file.read_text().splitlines()] == [
-        {"step": 1},
-        {"step": 2, "loss": 3.0},
-        {"step": 3},
-    ]
 
 
 def test_flops_of_a_batch_equal_what_torch_counts():

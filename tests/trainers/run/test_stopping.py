@@ -27,6 +27,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 MODEL = FineTunedModelArguments(config_name="tiny", tokenizer_name=".")
 STEPS = 6  # two epochs of three steps
 
+NOT_FINITE = r"^The loss or the gradient norm is not finite in step 3 \(in this process: .*\)"
+
 
 def raise_in_step(monkeypatch, step: int, *numbers: signal.Signals) -> None:
     """Makes the next training raise signals in the middle of a step, once."""
@@ -96,9 +98,8 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
     assert log_of(folder) == log_of(straight)
 
 
-# In the first step, which is read at once for its log line; before the end of an epoch, at its end, and at the end of
-# the run. Nothing is due after steps 1, 2, 4 and 5.
-@pytest.mark.parametrize(("received", "step"), [(1, 1), (2, 3), (3, 3), (STEPS - 1, STEPS), (STEPS, STEPS)])
+# Within an epoch, before its end, at its end, and at the end of the run. Nothing is due after steps 1, 2, 4 and 5.
+@pytest.mark.parametrize(("received", "step"), [(1, 2), (2, 3), (3, 3), (STEPS - 1, STEPS), (STEPS, STEPS)])
 def test_on_a_gpu_a_run_stops_one_step_later(received, step, straight, tmp_path, monkeypatch, caplog):
     """It continues bit for bit, also with data workers."""
     report_late(monkeypatch)
@@ -238,11 +239,11 @@ def spoiled_trainer(folder: Path, what: str, **settings) -> Spoiled:
 
 
 @pytest.mark.parametrize("clipping", [1.0, 0.0, math.inf])
-@pytest.mark.parametrize(("what", "message"), [("loss", "The loss is inf"), ("norm", "The gradient norm is nan")])
-def test_a_run_that_diverges_stops_before_the_optimizer_step(what, message, clipping, tmp_path):
+@pytest.mark.parametrize("what", ["loss", "norm"])
+def test_a_run_that_diverges_stops_before_the_optimizer_step(what, clipping, tmp_path):
     for resume in (None, True):
         trainer = spoiled_trainer(tmp_path, what, save_strategy="steps", max_grad_norm=clipping)
-        with pytest.raises(DivergedError, match=f"^{message} in step 3. The last checkpoint is checkpoint-2. Try"):
+        with pytest.raises(DivergedError, match=rf"{NOT_FINITE}\. The last checkpoint is checkpoint-2\. Try"):
             trainer.train(resume_from_checkpoint=resume)
         (tmp_path / "checkpoint-9").mkdir(exist_ok=True)  # a damaged checkpoint
         assert {folder.name for folder in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-9"}
@@ -255,8 +256,8 @@ def test_a_run_that_diverges_stops_before_the_optimizer_step(what, message, clip
     "due",
     [{}, {"logging_steps": 3}, {"eval_steps": 3}, {"save_steps": 3}, {"max_steps": 3}],
 )
-@pytest.mark.parametrize(("what", "message"), [("loss", "The loss is inf"), ("norm", "The gradient norm is nan")])
-def test_on_a_gpu_a_run_that_diverges_saves_no_weights(due, what, message, tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", ["loss", "norm"])
+def test_on_a_gpu_a_run_that_diverges_saves_no_weights(due, what, tmp_path, monkeypatch):
     """It notices one step later, but before it logs, evaluates, saves or ends."""
     report_late(monkeypatch)
     settings = {"save_strategy": "steps", "logging_steps": 100, "max_steps": 9} | due
@@ -265,7 +266,7 @@ def test_on_a_gpu_a_run_that_diverges_saves_no_weights(due, what, message, tmp_p
     evaluate, evaluated = trainer.evaluate, []
     trainer.evaluate = lambda *args, **kwargs: evaluated.append(trainer.state.global_step) or evaluate(*args, **kwargs)
     last = "" if "save_steps" in due else "The last checkpoint is checkpoint-2. "
-    with pytest.raises(DivergedError, match=f"^{message} in step 3. {last}Try"):
+    with pytest.raises(DivergedError, match=rf"{NOT_FINITE}\. {last}Try"):
         trainer.train()
     assert (trainer.state.global_step, trainer.state.log_history, evaluated) == (3, [], [])
     assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == (["checkpoint-2"] if last else [])
@@ -278,7 +279,7 @@ def test_fp16_skips_steps_with_infinite_gradients(tmp_path):
     assert trainer.state.global_step == 4
     trainer = spoiled_trainer(tmp_path, "loss")
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
-    with pytest.raises(DivergedError, match="The loss is inf in step 3"):
+    with pytest.raises(DivergedError, match=NOT_FINITE):
         trainer.train()
 
 
@@ -303,5 +304,5 @@ def test_all_processes_stop_if_one_diverges(late, tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["settings"]["seed"] == 43
     (failure,) = results["sweep"]["failures"]
-    assert "seed-42: The loss is inf in step 3. Try" in failure
-    assert "The loss of another process is not finite in step 3" in process.stderr
+    assert "seed-42: The loss or the gradient norm is not finite in step 3 (in this process: inf" in failure
+    assert "The loss or the gradient norm is not finite in step 3" in process.stderr
