@@ -1,22 +1,27 @@
 """Files: JSON that may be damaged, digests, writing completely or not at all, and locks between processes."""
 
 import errno
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import platform
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from snugbert.errors import InputError
 
+logger = logging.getLogger(__name__)
+
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 # In errors of general types: tokenizers raises Exception, and torch RuntimeError.
 FAILED_WRITE = re.compile(r"\(os error |inline_container\.cc|iostream error")
 
@@ -146,7 +151,7 @@ def split_checkpoint(name: str) -> tuple[str, str]:
 
 # --- locks ------------------------------------------------------------------------------------------------------
 
-_held: set[Path] = set()  # the files that this process has locked
+_held: dict[Path, int] = {}  # the files that this process has locked, and their descriptors
 
 
 class LockTaken(Exception):
@@ -154,33 +159,73 @@ class LockTaken(Exception):
 
 
 @contextmanager
-def lock_file(file: Path, seconds: float = -1) -> Iterator[None]:
+def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
     """Locks a file during the block, so that only one process at a time runs a block with the same file.
 
-    The operating system releases the lock when the process ends, even if it is killed. The file is removed at the end
-    of the block. A killed process leaves it, and the next process locks it. After waiting `seconds` for another
-    process, the error is a [`LockTaken`]. -1: waits as long as necessary.
+    The operating system releases the lock when the process ends, even if it is killed while its forked workers run,
+    which is why filelock is not used. The file is removed at the end of the block. A killed process leaves it, and the
+    next process locks it. After waiting `seconds` for another process, the error is a [`LockTaken`].
     """
     file = file.parent.resolve() / file.name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(file, timeout=seconds)
+    deadline = time.monotonic() + seconds
+    while (descriptor := _try_lock(file)) is None:
+        if time.monotonic() >= deadline:
+            with suppress(FileNotFoundError):  # that process has just ended
+                raise LockTaken(file.read_text() or "another process")
+        time.sleep(0.05)
+    with suppress(OSError):  # only for the message
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+    _held[file] = descriptor
     try:
-        lock.acquire()
-    except Timeout as error:
-        with suppress(FileNotFoundError):  # that process has just ended
-            raise LockTaken(file.read_text() or "another process") from error
-        raise LockTaken("another process") from error
-    _held.add(file)
-    try:
-        with suppress(OSError):  # only for the message
-            file.write_text(f"process {os.getpid()} on {platform.node()}")
         yield
     finally:
-        _held.remove(file)
-        file.unlink(missing_ok=True)  # before the lock is released: afterwards, another process may lock it
-        lock.release()
+        del _held[file]
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), file.lstat()):  # otherwise it is the lock of another process
+                file.unlink()  # before the lock is released: afterwards, another process may lock it
+        os.close(descriptor)
 
 
 def holds_lock(file: Path) -> bool:
     """Whether this process is in a block of [`lock_file`] for the file."""
     return file.parent.resolve() / file.name in _held
+
+
+def _close_in_child() -> None:
+    """Closes the descriptors that a forked process, such as a data worker, shares with this process.
+
+    PyTorch's workers notice after 5 seconds that the run was killed, and never if it was killed while they started.
+    """
+    for descriptor in _held.values():
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _try_lock(file: Path) -> int | None:
+    """Opens and locks the file. None: another process holds the lock, or has just removed the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # A symbolic link could make this process overwrite another file.
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except FileNotFoundError:  # the process that ended has also removed the folder
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            logger.warning("%s: this file system has no locks. Make sure that no other run uses it.", file.parent)
+            return descriptor
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    # A process that ends removes its file. A lock on that file would not stop a third process, which makes a new file.
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(descriptor), file.lstat()):
+            return descriptor
+    os.close(descriptor)
+    return None
