@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,9 +38,9 @@ from snugbert.families.conversion import convert_model
 from snugbert.families.sentence_transformers_files import TRANSFORMER
 from snugbert.files import read_json
 from snugbert.prediction.formats import make_format
+from snugbert.prediction.make_predictor import make_predictor
 from snugbert.prediction.predict_file import write_predictions
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.worker_processes import open_predictor
 
 TOLERANCE = 1e-4  # of scores and embeddings
 MOST_DIFFERENT = 0.002  # share of rows with another label or other entities: ties
@@ -85,8 +84,7 @@ def read_paragraphs(squad_file: str) -> list[str]:
 # --- the sides --------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def open_ours(model: str, rows: Path, output: Path) -> Iterator[Callable[[], Rows]]:
+def make_ours(model: str, rows: Path, output: Path) -> Callable[[], Rows]:
     """Makes a function that predicts the rows with `snugbert predict`, and returns what it wrote."""
     args = PredictionArguments(
         model_name_or_path=model,
@@ -98,11 +96,11 @@ def open_ours(model: str, rows: Path, output: Path) -> Iterator[Callable[[], Row
     data = make_format(args)
 
     def run() -> Rows:
-        write_predictions(args, data, predictor, Path(model))
+        write_predictions(args, data, predictor, Path(model), predictor.answer_windows)
         return _read(output)
 
-    with open_predictor(Path(model), args, [values for _, values in read_rows(rows)], 1) as predictor:
-        yield run
+    predictor = make_predictor(Path(model), args, [values for _, values in read_rows(rows)])
+    return run
 
 
 def make_stock(task: str, model: Path, rows: Path, output: Path, batch_size: int) -> Callable[[], Rows]:
@@ -199,12 +197,12 @@ def measure(sides: dict[str, Callable[[], Rows]], rounds: int) -> dict[str, list
 
 def compare(name: str, task: str, model: str, texts: list[str], args: argparse.Namespace) -> str:
     """Returns a row of the table."""
-    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         convert_model(Path(model), folder / "stock", "bert")
         rows = write_rows(folder / "rows.jsonl", texts[: args.max_rows])
         sides = {
-            "ours": stack.enter_context(open_ours(model, rows, folder / "ours.jsonl")),
+            "ours": make_ours(model, rows, folder / "ours.jsonl"),
             "stock": make_stock(task, folder / "stock", rows, folder / "stock.jsonl", args.batch_size),
         }
         different, largest = count_differences(task, sides["ours"](), sides["stock"]())

@@ -21,13 +21,8 @@ from transformers import AutoTokenizer, BertTokenizer
 from transformers.utils import logging as transformers_logging
 
 import snugbert
-from snugbert.cli.model_arguments import (
-    CONVERTED_DTYPES,
-    CONVERTED_TYPES,
-    ConversionArguments,
-    HubArguments,
-)
-from snugbert.errors import InputError, explain_choice, format_count, join_lines
+from snugbert.cli.model_arguments import ConversionArguments, HubArguments
+from snugbert.errors import InputError, format_count, join_lines
 from snugbert.families.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.families.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
 from snugbert.families.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
@@ -89,23 +84,16 @@ TOKENIZERS = {
 
 @dataclass
 class Conversion:
-    """Result of a conversion.
+    """Result of a conversion."""
 
-    Attributes:
-        source: kind of the source, see [`Checkpoint`].
-        size: total size of the weight files, in bytes.
-        tokenizer: class of the tokenizer; None if the source has none.
-        difference: largest difference between outputs of source and result on the example batch, in float64.
-    """
-
-    source: str
+    source: str  # kind of the source, see [`Checkpoint`]
     model_class: str
     parameters: int
     dtype: str
-    size: int
+    size: int  # of the weight files, in bytes
     files: int
-    tokenizer: str | None
-    difference: float
+    tokenizer: str | None  # class of the tokenizer. None: the source has none
+    difference: float  # between outputs of source and result, in float64
     notes: list[str]
 
 
@@ -113,17 +101,8 @@ def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
     """Converts a checkpoint, and prints a summary. This is `snugbert convert`."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    done = convert_model(
-        args.input,
-        args.output,
-        args.to,
-        dtype=args.dtype,
-        max_position_embeddings=args.max_position_embeddings,
-        max_shard_size=args.max_shard_size,
-        do_lower_case=args.do_lower_case,
-        overwrite_output_dir=args.overwrite_output_dir,
-        **hub_args.hub,
-    )
+    settings = dict(vars(args))
+    done = convert_model(settings.pop("input"), settings.pop("output"), **settings, **hub_args.hub)
     print(f"Converted {args.input} ({done.source}) to {args.output} ({done.model_class})")
     size = f"{done.size / 1e6:,.1f} MB in {format_count(done.files, 'file')}"
     print(f"Weights: {done.parameters:,} parameters in {done.dtype}, {size}")
@@ -168,13 +147,9 @@ def convert_model(
         A summary of the conversion.
 
     Raises:
-        InputError: the source is not supported, the target cannot express the model, `output_dir` is the source or
-            contains a model or cannot be written, or the outputs differ. Nothing is written.
+        InputError: the source or the target does not support the model, `output_dir` cannot be written, or the outputs
+            differ. Nothing is written.
     """
-    if to not in CONVERTED_TYPES:
-        raise InputError(explain_choice("--to", to, CONVERTED_TYPES))
-    if isinstance(dtype, str) and dtype not in CONVERTED_DTYPES:
-        raise InputError(explain_choice("--dtype", dtype, CONVERTED_DTYPES))
     source = fetch_checkpoint(str(source), revision=revision, token=token, cache_dir=cache_dir)
     output_dir = Path(output_dir)
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -204,7 +179,7 @@ def convert_model(
         model = build_model(model_class, config, weights, dtype, options)
         model.save_pretrained(written, max_shard_size=max_shard_size)
         tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case, max_position_embeddings)
-        checkpoint.notes += copy_files(source, written)
+        copy_files(source, written)
         if max_position_embeddings is not None:
             set_max_length(written, max_position_embeddings)
         done = Conversion(
@@ -337,11 +312,6 @@ def _convert_tokenizer(
     only_vocabulary = "vocab.txt" in files and not files & {"tokenizer.json", "tokenizer_config.json"}
     name = declared or ("BertTokenizer" if only_vocabulary else TOKENIZERS.get(checkpoint.kind, "BertTokenizer"))
     is_wordpiece = name in WORDPIECE_TOKENIZERS
-    if not is_wordpiece and "auto_map" in settings:
-        raise InputError(
-            f"{source}: the tokenizer {name} needs custom code and cannot be converted. Convert a copy of the "
-            "folder without tokenizer files."
-        )
     if not is_wordpiece and do_lower_case is not None:
         raise InputError(f"{source}: {name} has no lowercase setting. Leave out --[no_]do_lower_case.")
     check_vocabulary(source)
@@ -349,14 +319,15 @@ def _convert_tokenizer(
         do_lower_case = is_uncased(source / "vocab.txt")
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
     try:
-        before = (BertTokenizer if is_wordpiece else AutoTokenizer).from_pretrained(source, **options)
-        check_words(before, str(source))
+        if is_wordpiece:
+            before = BertTokenizer.from_pretrained(source, **options)
+        else:
+            before = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         is_ours = is_wordpiece and to == "snugbert"
         tokenizer = SnugBertTokenizer.from_pretrained(source, **options) if is_ours else before
-    except InputError:
-        raise
     except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{source}: cannot load the tokenizer. {join_lines(error)}") from error
+    check_words(before, str(source))
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
     if max_length is not None:

@@ -145,25 +145,18 @@ DISTILBERT_ONLY = ("model_type", "sinusoidal_pos_embds", "qa_dropout", "seq_clas
 
 @dataclass
 class Checkpoint:
-    """A checkpoint with SnugBERT's parameter names.
-
-    Attributes:
-        kind: a key of `CLASSES`: the model type, or `"tensorflow"`.
-        values: contents of its configuration file. `legacy` is set from the weights' names.
-        head: for example `"ForMaskedLM"`; `"Model"` for the bare encoder.
-        weights: all weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even
-            for the bare encoder.
-        prefix: the prefix of all weight names in the file. The names of `weights` do not have it.
-    """
+    """A checkpoint with SnugBERT's parameter names."""
 
     folder: Path
-    kind: str
-    values: dict[str, Any]
+    kind: str  # a key of `CLASSES`: the model type, or "tensorflow"
+    values: dict[str, Any]  # of its configuration file. `legacy` is set from the weights' names
     config: SnugBertConfig
-    head: str
+    head: str  # for example "ForMaskedLM"; "Model" for the bare encoder
+    # All weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even for the
+    # bare encoder.
     weights: dict[str, torch.Tensor]
     notes: list[str] = field(default_factory=list)
-    prefix: str = ""
+    prefix: str = ""  # of all weight names in the file. The names of `weights` do not have it
 
     @property
     def has_pooler(self) -> bool:
@@ -358,14 +351,12 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
         del weights[name]
     if any("pooler" in name for name in unused):
         checkpoint.notes.append(f"The pooler was dropped. {checkpoint.head} does not use it.")
-    if missing := sorted(expected.keys() - weights.keys()):
+    missing = sorted(expected.keys() - weights.keys())
+    unknown = sorted(origin[name] for name in weights.keys() - expected.keys())
+    if missing or unknown:
         raise InputError(
-            f"{folder}: weights of {checkpoint.head} are missing: {shorten(missing)}. Get the complete checkpoint."
-        )
-    if unknown := sorted(origin[name] for name in weights.keys() - expected.keys()):
-        raise InputError(
-            f"{folder}: {checkpoint.head} has no weights named {shorten(unknown)}. docs/reference/families.md lists "
-            "the supported models."
+            f"{folder}: the weights do not fit {checkpoint.head}. Missing: {shorten(missing) or 'none'}. Unknown: "
+            f"{shorten(unknown) or 'none'}. docs/reference/families.md lists the supported models."
         )
     for name, shape in expected.items():
         if weights[name].shape != shape:

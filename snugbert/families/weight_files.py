@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.trainer_pt_utils import safe_globals
 
-from snugbert.errors import InputError, join_lines, shorten
+from snugbert.errors import InputError, join_lines
 from snugbert.files import read_json
 
 # Not part of a model: the position buffer of files from 2019 to 2022, and optimizer state in TensorFlow files.
@@ -57,14 +57,7 @@ def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
         raise InputError(
             f"{index}: damaged. Its `weight_map` must name files of this folder. Get the checkpoint again."
         )
-    shards = sorted(set(names))
-    missing_shards = [shard for shard in shards if not (folder / shard).exists()]
-    if missing_shards:
-        raise InputError(
-            f"{folder}: missing {len(missing_shards)} of {len(shards)} shards: {shorten(missing_shards)}. Get the "
-            "complete checkpoint."
-        )
-    return {name: tensor for shard in shards for name, tensor in _read_tensors(folder / shard).items()}
+    return {name: tensor for shard in sorted(set(names)) for name, tensor in _read_tensors(folder / shard).items()}
 
 
 def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -83,20 +76,11 @@ def read_torch_file(file: Path) -> dict[str, Any]:
     """Loads a dictionary written by `torch.save` onto the CPU. Runs no code from the file."""
     try:
         with safe_globals():  # random states are NumPy arrays
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(
-            f"{file}: damaged, or contains objects that could run code. The file was not loaded."
-        ) from error
+            return dict(torch.load(file, map_location="cpu", weights_only=True))
     except Exception as error:  # a damaged archive or pickle can raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"{file}: damaged, or not written by torch.save ({reason}).") from error
-    if not isinstance(content, dict):
-        raise InputError(
-            f"{file}: expected a dictionary saved with torch.save, found a {type(content).__name__}. The file is "
-            "damaged, or not part of a checkpoint."
-        )
-    return content
+        could = "contains objects that could run code" if isinstance(error, pickle.UnpicklingError) else reason
+        raise InputError(f"{file}: damaged, or {could}. The file was not loaded.") from error
 
 
 def find_tensorflow_prefix(path: Path) -> Path | None:

@@ -10,11 +10,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any
+
+import torch
 
 from snugbert.continuation import check_continuation, make_record
 from snugbert.data.text_lines import ReadingLog
@@ -22,10 +25,10 @@ from snugbert.errors import InputError, format_count
 from snugbert.families.reading import fetch_checkpoint
 from snugbert.files import LockTaken, explaining_failed_writes, lock_file, read_json, write_atomically
 from snugbert.prediction.formats import Format, make_format
-from snugbert.prediction.make_predictor import find_reader
+from snugbert.prediction.make_predictor import find_reader, make_predictor
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import Row, RowPredictor, choose_device
-from snugbert.prediction.worker_processes import open_predictor, set_up_process
+from snugbert.prediction.predictor import Row, RowPredictor, Window, choose_device
+from snugbert.prediction.worker_processes import answer_in_processes, set_up_process
 from snugbert.progress import Progress
 from snugbert.storage.uploads import is_stored, publish_file
 from snugbert.tasks.decisions import read_coverage
@@ -40,6 +43,7 @@ MOST_REPORTED = 20  # bad rows
 
 PARTIAL = ".partial"
 START_AGAIN = "Add --overwrite_output_file to start again."
+Answer = Callable[[Iterator[list[Row]]], Iterator[Window]]
 MODEL_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
 # Arguments that change the output.
 SETTINGS = (
@@ -72,11 +76,17 @@ def predict_file(args: PredictionArguments) -> None:
         raise InputError(f"--input_file: {args.input_file} has no rows.")
     windows = list(_split_into_windows((values, None) for values in rows))
     is_one_window = len(rows) < ROWS_TO_INSPECT and len(windows) == 1  # with the whole file
-    with open_predictor(folder, args, rows, 1 if is_one_window else args.num_processes or 1) as predictor:
-        if args.abstain_below is not None:
-            print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
-        gc.freeze()  # so that the garbage collector skips the modules and the model
-        write_predictions(args, data, predictor, folder)
+    num_processes = 1 if is_one_window else args.num_processes or 1
+    # With several processes, this one only reads rows. A model on the device "meta" has no weights in memory.
+    make = partial(make_predictor, folder, args, rows)
+    predictor = make(device=None if num_processes == 1 else torch.device("meta"))
+    answer: Answer = predictor.answer_windows
+    if num_processes > 1:
+        answer = partial(answer_in_processes, predictor, make, num_processes, bool(args.use_cpu))
+    if args.abstain_below is not None:
+        print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
+    gc.freeze()  # so that the garbage collector skips the modules and the model
+    write_predictions(args, data, predictor, folder, answer)
 
 
 def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
@@ -98,7 +108,9 @@ def _check_output(args: PredictionArguments) -> None:
         raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
 
 
-def write_predictions(args: PredictionArguments, data: Format, predictor: RowPredictor, folder: Path) -> None:
+def write_predictions(
+    args: PredictionArguments, data: Format, predictor: RowPredictor, folder: Path, answer: Answer
+) -> None:
     """Predicts the rows of the input with a model of a folder, and prints how many per second."""
     output, source = _name_output(args), Path(str(args.input_file))
     # Reading all rows first finds bad rows before hours of work. The number of rows decides where shards begin.
@@ -119,7 +131,9 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
     start = time.monotonic()
     with _open_partial(output) as stream:
         _check_output(args)  # again, because another process may have finished the output
-        done = _predict(args, data, stream, predictor, shard, _list_settings(args, folder, source))
+        record = _continue_partial(output, stream, _list_settings(args, folder, source), args.overwrite_output_file)
+        rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), shard[0] + record["rows"], shard[1])
+        done = _predict(args, data, stream, answer, _split_into_windows(rows), record, shard)
         publish_file(_partial(output), output)
         _partial(output, ".json").unlink(missing_ok=True)
     seconds = time.monotonic() - start
@@ -186,20 +200,19 @@ def _predict(
     args: PredictionArguments,
     data: Format,
     stream: IO[bytes],
-    predictor: RowPredictor,
+    answer: Answer,
+    windows: Iterator[list[Row]],
+    record: dict[str, Any],
     shard: tuple[int, int],
-    settings: dict[str, Any],
 ) -> int:
     """Predicts the rows of a shard that are not in the partial output `stream`, and returns their number."""
     output = _name_output(args)
-    record = _continue_partial(output, stream, settings, args.overwrite_output_file)
     first, end = shard
     before = record["rows"]
     if before:
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
-    rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), first + before, end)
-    with Progress("predicting", end - first, "rows", before) as progress:
-        for window, predictions in predictor.answer_windows(_split_into_windows(rows)):
+    with Progress("predicting", end - first, "rows", before) as progress, closing(answer(windows)) as answered:
+        for window, predictions in answered:
             results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
             # Only the first shard has a header, so that the shards can be joined.
             head = data.write_head(results[0]) if first + record["rows"] == 0 else ""
@@ -224,23 +237,18 @@ def _continue_partial(output: Path, stream: IO[bytes], settings: dict[str, Any],
     a sentence has a line per word. With `overwrite`, output that cannot be continued is removed.
     """
     record = make_record("prediction", settings) | {"rows": 0, "bytes": 0}
-    if _partial(output, ".json").exists():
+    file = _partial(output, ".json")
+    if file.exists():
         try:
-            record = _read_record(output, settings)
+            stored = read_json(file)
+            check_continuation(stored, "prediction", settings, f"--output_file: {file}", START_AGAIN)
+            if stored["bytes"] > os.fstat(stream.fileno()).st_size:
+                raise InputError(f"--output_file: {_partial(output)} is damaged. {START_AGAIN}")
+            record = stored
         except InputError:
             if not overwrite:
                 raise
     stream.truncate(record["bytes"])
-    return record
-
-
-def _read_record(output: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    file = _partial(output, ".json")
-    record = read_json(file)
-    check_continuation(record, "prediction", settings, f"--output_file: {file}", START_AGAIN)
-    rows, size = record.get("rows"), record.get("bytes")
-    if not (type(rows) is type(size) is int and 0 <= rows <= size <= _partial(output).stat().st_size):
-        raise InputError(f"--output_file: {_partial(output)} is damaged. {START_AGAIN}")
     return record
 
 

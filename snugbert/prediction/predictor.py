@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 Prediction = dict[str, Any]
 Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
+Window = tuple[list[Row], list[Prediction]]
 
 
 class RowPredictor(ABC):
@@ -58,7 +59,7 @@ class RowPredictor(ABC):
     def answer(self, examples: list[Any]) -> list[Prediction]:
         """Returns the prediction for each example from [`read`]: columns to add to its row."""
 
-    def answer_windows(self, windows: Iterable[list[Row]]) -> Iterator[tuple[list[Row], list[Prediction]]]:
+    def answer_windows(self, windows: Iterable[list[Row]]) -> Iterator[Window]:
         """Yields each window with the predictions of its rows."""
         for window in windows:
             yield window, self.answer([example for _, example in window])

@@ -8,17 +8,12 @@ import gc
 import logging
 import multiprocessing
 import os
-import signal
-import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import cache, partial
-from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,120 +23,51 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.data.tokenizing import end_with_parent
 from snugbert.errors import InputError
-from snugbert.prediction.make_predictor import make_predictor
-from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import Prediction, Row, RowPredictor, choose_device
+from snugbert.prediction.predictor import Prediction, Row, RowPredictor, Window, choose_device
 from snugbert.shared_cores import share_cores
 from snugbert.trainers.run.log import set_up_logging
 
-PATIENCE = 5  # seconds between two checks that all processes are alive
 
+def answer_in_processes(
+    reader: RowPredictor,
+    make: Callable[[], RowPredictor],
+    num_processes: int,
+    use_cpu: bool,
+    windows: Iterator[list[Row]],
+) -> Iterator[Window]:
+    """Yields each window with its predictions, in order. Reads two windows per process ahead.
 
-@contextmanager
-def open_predictor(
-    folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]], num_processes: int
-) -> Iterator[RowPredictor]:
-    """Makes a predictor. It runs in this process if `num_processes` is 1, else in processes that end afterwards."""
-    if num_processes == 1:
-        yield make_predictor(folder, args, first_rows)
-        return
-    # Reads rows, but predicts none. A model on this device has no weights in memory.
-    reader = make_predictor(folder, args, first_rows, torch.device("meta"))
-    others = multiprocessing.active_children()
+    `make` makes the predictor of a process. `reader` has read the rows, and gets the lengths that processes count.
+    """
     context = multiprocessing.get_context("spawn")  # a forked process could not use a GPU
-    arguments = (folder, args, first_rows, num_processes, context.Value("i"))
+    arguments = (make, num_processes, use_cpu, context.Value("i"))
+    pending: deque[tuple[list[Row], Future[Any]]] = deque()
+
+    def receive() -> Window:
+        window, future = pending.popleft()
+        predictions, lengths = future.result()
+        reader.lengths += lengths
+        return window, predictions
+
     with ProcessPoolExecutor(num_processes, context, _start_process, arguments) as pool:
         try:
-            yield ParallelPredictor(reader, pool, num_processes)
+            for window in windows:
+                pending.append((window, pool.submit(_answer, [example for _, example in window])))
+                if len(pending) == 2 * num_processes:
+                    yield receive()
+            while pending:
+                yield receive()
+        except BrokenProcessPool as error:
+            raise InputError(
+                "--num_processes: a process ended. If there is no error above, memory probably ran out. To continue, "
+                "run the same command again with fewer processes."
+            ) from error
         finally:
             for process in multiprocessing.active_children():
-                if process not in others:
-                    process.kill()  # after Ctrl-C, it may need minutes for its window
-            # Ends the wait for the rest of a reply that a killed process began to send.
-            pool._result_queue._writer.close()  # type: ignore[attr-defined]
+                process.kill()  # after Ctrl-C, it may need minutes for its window
 
 
-class ParallelPredictor(RowPredictor):
-    """Predicts in the processes of a pool. `reader` reads rows, and describes truncation."""
-
-    def __init__(self, reader: RowPredictor, pool: ProcessPoolExecutor, num_processes: int):
-        self.columns, self.lengths = reader.columns, reader.lengths
-        self._reader, self._pool, self._num_processes = reader, pool, num_processes
-
-    def read(self, values: Mapping[str, Any]) -> Any:
-        """See [`RowPredictor`]."""
-        return self._reader.read(values)
-
-    def answer(self, examples: list[Any]) -> list[Prediction]:
-        """See [`RowPredictor`]."""
-        return self._receive(self._send(examples))
-
-    def answer_windows(self, windows: Iterable[list[Row]]) -> Iterator[tuple[list[Row], list[Prediction]]]:
-        """Yields each window with the predictions of its rows, in order. Reads two windows per process ahead."""
-        pending: deque[tuple[list[Row], Future[Any]]] = deque()
-        for window in windows:
-            pending.append((window, self._send([example for _, example in window])))
-            if len(pending) == 2 * self._num_processes:
-                first, future = pending.popleft()
-                yield first, self._receive(future)
-        for window, future in pending:
-            yield window, self._receive(future)
-
-    def describe_truncation(self) -> str | None:
-        """See [`RowPredictor`]."""
-        return self._reader.describe_truncation()
-
-    def _send(self, examples: list[Any]) -> "Future[Any]":
-        try:
-            with _block_interrupts():  # the pool may start a process
-                return self._pool.submit(_answer, examples)
-        except BrokenProcessPool as error:
-            raise _explain_end() from error
-
-    def _receive(self, future: "Future[Any]") -> list[Prediction]:
-        while not wait([future], PATIENCE).done:
-            # Without this check, the rest of a reply that a killed process began to send would be awaited forever.
-            if any(process.exitcode is not None for process in self._pool._processes.values()):
-                raise _explain_end()
-        try:
-            predictions, lengths = future.result()
-        except BrokenProcessPool as error:
-            raise _explain_end() from error
-        self.lengths += lengths
-        return predictions
-
-
-def _explain_end() -> InputError:
-    return InputError(
-        "--num_processes: a process ended. If there is no error above, memory probably ran out. To continue, run the "
-        "same command again with fewer processes."
-    )
-
-
-@contextmanager
-def _block_interrupts() -> Iterator[None]:
-    """Processes that start in the block do not get Ctrl-C, which the main process handles."""
-    if sys.platform == "win32":
-        yield
-        return
-    resource_tracker.ensure_running()  # starting the tracker later would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-# --- in the processes -------------------------------------------------------------------------------------------
-
-
-def _start_process(
-    folder: Path,
-    args: PredictionArguments,
-    first_rows: Sequence[Mapping[str, Any]],
-    num_processes: int,
-    started: Any,
-) -> None:
+def _start_process(make: Callable[[], RowPredictor], num_processes: int, use_cpu: bool, started: Any) -> None:
     """Sets up a process. `started` counts the processes, so that each gets its own number."""
     global _load
     end_with_parent()
@@ -149,20 +75,20 @@ def _start_process(
     with started.get_lock():
         index = started.value
         started.value += 1
-    if choose_device(args.use_cpu).type != "cpu":
+    if choose_device(use_cpu).type != "cpu":
         torch.accelerator.set_device_index(index % torch.accelerator.device_count())
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // num_processes))
     set_up_process(logging.INFO if index == 0 else logging.ERROR)  # otherwise each process prints the same lines
     # The model is loaded with the first examples, because the pool hides errors of this function.
-    _load = cache(partial(_make, folder, args, first_rows))
+    _load = cache(partial(_make_and_freeze, make))
 
 
 _load: Any = None  # the function that returns the predictor of this process
 
 
-def _make(*arguments: Any) -> RowPredictor:
-    predictor = make_predictor(*arguments)
+def _make_and_freeze(make: Callable[[], RowPredictor]) -> RowPredictor:
+    predictor = make()
     gc.freeze()  # so that the garbage collector skips the modules and the model
     return predictor
 

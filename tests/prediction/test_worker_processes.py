@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import family_checkpoints
@@ -49,21 +48,6 @@ def predict_and_stall(arguments: list[str]) -> int:
         return answer(self, examples)
 
     Predictor.answer = answer_or_stall
-    return predict_forked(arguments)
-
-
-def predict_and_die_in_a_reply(arguments: list[str]) -> int:
-    answer = Predictor.answer
-
-    def send_half(self, reply, write=None):
-        os.write(self.fileno(), bytes(reply[: len(reply) // 2]))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def answer_and_die(self, examples):
-        Connection._send = send_half
-        return answer(self, examples)
-
-    Predictor.answer = answer_and_die
     return predict_forked(arguments)
 
 
@@ -185,14 +169,6 @@ def test_signals_end_all_processes_and_the_run_continues(tmp_path, monkeypatch):
     process = forked.run(predict_forked, arguments)
     assert process.returncode == 0 and "continuing after 24 rows" in process.stderr
     assert Path("out.jsonl").read_bytes() == Path("straight.jsonl").read_bytes()
-
-
-def test_a_process_that_is_killed_in_a_reply_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    model = write_model(tmp_path / "model", "ForSequenceClassification")
-    write_rows({"text": text} for text in make_texts())
-    process = forked.run(predict_and_die_in_a_reply, list_arguments(model, "out.jsonl", "--num_processes", 2))
-    assert process.returncode == 2 and "a process ended" in process.stderr
 
 
 def test_by_default_each_gpu_has_a_process(tmp_path, monkeypatch):
