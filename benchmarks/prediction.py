@@ -20,12 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import sentence_transformers
+import torch
 from reporting import describe_run, format_header, format_line, format_median
 from side_by_side import describe_machine, positive
 from transformers import pipeline
@@ -33,7 +35,6 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
-from snugbert.export.export import load_pooling
 from snugbert.families.conversion import convert_model
 from snugbert.families.sentence_transformers_files import TRANSFORMER
 from snugbert.files import read_json
@@ -94,12 +95,12 @@ def make_ours(model: str, rows: Path, output: Path) -> Callable[[], Rows]:
         use_cpu=True,
     )
     data = make_format(args)
+    predictor = make_predictor(Path(model), args, [values for _, values in read_rows(rows)])
 
     def run() -> Rows:
-        write_predictions(args, data, predictor, Path(model), predictor.answer_windows)
+        write_predictions(args, data, predictor, Path(model), partial(map, predictor.answer))
         return _read(output)
 
-    predictor = make_predictor(Path(model), args, [values for _, values in read_rows(rows)])
     return run
 
 
@@ -136,7 +137,7 @@ def make_extractor(model: Path, batch_size: int) -> Callable[[Iterator[str]], It
         model: folder that `snugbert convert` wrote.
         batch_size: of the pipeline.
     """
-    pool = load_pooling(model)
+    modules = list(sentence_transformers.SentenceTransformer(str(model), device="cpu"))[1:]
     limits = {"truncation": True, "max_length": read_json(model / TRANSFORMER)["max_seq_length"]}
     extract = pipeline(
         "feature-extraction",
@@ -152,7 +153,10 @@ def make_extractor(model: Path, batch_size: int) -> Callable[[Iterator[str]], It
         # The pipeline's tensors include padding. Tokenizing again to remove it takes less than 1 % of the time.
         masks = extract.tokenizer(texts, **limits)["attention_mask"]
         for mask, tokens in zip(masks, extract(text for text in texts), strict=True):
-            yield pool(tokens[:, : len(mask)].numpy(), {"attention_mask": np.array([mask])})[0].tolist()
+            features = {"token_embeddings": tokens[:, : len(mask)], "attention_mask": torch.tensor([mask])}
+            for module in modules:
+                features = module(features)
+            yield features["sentence_embedding"][0].tolist()
 
     return predict
 

@@ -18,6 +18,14 @@ from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
 from snugbert.storage.uploads import find_output, write_output
 from snugbert_cli import COMMANDS
 
+# Package -> extra, for packages that some uses of a command need.
+EXTRAS = {
+    "tensorflow": "tensorflow",
+    "sentence_transformers": "embeddings",
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    **dict.fromkeys(("openvino", "nncf"), "openvino"),
+}
+
 
 def run_command(name: str, arguments: list[str]) -> None:
     """Reads the arguments of a command, one of `COMMANDS`, and runs it. Errors keep their tracebacks."""
@@ -60,7 +68,8 @@ def _explain(error: Exception, name: str) -> str:
     if isinstance(error, ModuleNotFoundError):
         if error.name is None or error.name.startswith("snugbert"):
             return ""
-        return f"the package {error.name} is not installed. Run: pip install 'snugbert[{COMMANDS[name].extra}]'"
+        extra = EXTRAS.get(error.name, COMMANDS[name].extra)
+        return f"the package {error.name} is not installed. Run: pip install 'snugbert[{extra}]'"
     if isinstance(error, RuntimeError):
         return _import("trainers.run.processes.explain_lost_process")(error) or ""
     if isinstance(error, InputError):

@@ -3,9 +3,8 @@
     snugbert convert pretrained pretrained-bert --to bert      # opens where only transformers is installed
     snugbert convert roberta-base snugbert-roberta --to snugbert
 
-The output is written only if the new model and the source give the same outputs on an example batch. Stock
-transformers runs the source, unless the source is a SnugBERT model. The models run one after the other in float64,
-which takes twice the memory of float32.
+The output is written only if the new model and the source give the same outputs on an example batch, in float64.
+Stock transformers runs the source, unless the source is a SnugBERT model.
 """
 
 import functools
@@ -36,7 +35,7 @@ from snugbert.families.sentence_transformers_files import (
 )
 from snugbert.families.stock_models import express, extend_positions, keep_encoder
 from snugbert.families_snugbert import ROBERTA_TYPES
-from snugbert.files import explaining_failed_writes, read_json
+from snugbert.files import check_new_results, explaining_failed_writes, read_json
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 
 TOKENIZER_FILES = (
@@ -49,37 +48,21 @@ TOKENIZER_FILES = (
 # Folders that `snugbert export` writes. The output replaces these folders, too, because servers would prefer them.
 ENGINE_FOLDERS = ("onnx", "openvino")
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
-# last.
+# last. The last files are the code of a SnugBERT folder.
 REPLACED_FILES = (
     "config.json",
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model-*-of-*.bin",
-    "pytorch_model.bin.index.json",
+    *(f"model{part}.safetensors{index}" for part in ("", "-*-of-*") for index in ("", ".index.json")),
+    *(f"pytorch_model{part}.bin{index}" for part in ("", "-*-of-*") for index in ("", ".index.json")),
     *TOKENIZER_FILES,
     *SENTENCE_TRANSFORMERS_FILES,
     *ENGINE_FOLDERS,
-    *(file.name for file in Path(snugbert.__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
+    *(file.name for file in Path(snugbert.__file__).parent.glob("*_snugbert.py")),
 )
 # Tokenizer classes equivalent to BertTokenizer, which is also the default.
 WORDPIECE_TOKENIZERS = (
     "SnugBertTokenizer",
-    "BertTokenizer",
-    "BertTokenizerFast",
-    "DistilBertTokenizer",
-    "DistilBertTokenizerFast",
-    "ElectraTokenizer",
-    "ElectraTokenizerFast",
+    *(f"{kind}Tokenizer{fast}" for kind in ("Bert", "DistilBert", "Electra") for fast in ("", "Fast")),
 )
-# Model type -> tokenizer class if the folder does not name a class. Other model types use BertTokenizer.
-TOKENIZERS = {
-    "roberta": "RobertaTokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer",
-    "camembert": "CamembertTokenizer",
-    "deberta-v2": "DebertaV2Tokenizer",
-}
 
 
 @dataclass
@@ -143,9 +126,6 @@ def convert_model(
         overwrite_output_dir: whether to replace a model in `output_dir`.
         revision, token, cache_dir: of a model on the Hub, as in `from_pretrained`.
 
-    Returns:
-        A summary of the conversion.
-
     Raises:
         InputError: the source or the target does not support the model, `output_dir` cannot be written, or the outputs
             differ. Nothing is written.
@@ -200,16 +180,10 @@ def convert_model(
 def check_new_model(source: Path, output_dir: Path, overwrite: bool) -> None:
     """Checks that a model can be written to a folder."""
     folder = source if source.is_dir() else source.parent
-    if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"{output_dir}: the output is a file. Choose a folder.")
     if output_dir.resolve() == folder.resolve():
         raise InputError(f"{output_dir}: input and output are the same folder. Choose another output folder.")
     existing = [file.name for pattern in REPLACED_FILES for file in output_dir.glob(pattern)]
-    if existing and not overwrite:
-        raise InputError(
-            f"{output_dir}: already contains a model ({existing[0]}). Choose another folder, or "
-            "add --overwrite_output_dir."
-        )
+    check_new_results(output_dir, existing, overwrite)
 
 
 def put_in_place(written: Path, output_dir: Path) -> None:
@@ -237,8 +211,7 @@ def put_in_place(written: Path, output_dir: Path) -> None:
 def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dtype, inputs: Batch) -> float:
     """Computes the largest difference of any output between source and result on a batch, both in float64.
 
-    The weights of both are rounded to `dtype`. transformers' own class loads the source from its own files. For
-    TensorFlow checkpoints, stock BERT runs the weights that were read.
+    transformers' own class loads the source from its own files. Stock BERT runs the weights of TensorFlow.
     """
     kind, head = checkpoint.kind, checkpoint.head
     source_class, model_class = CLASSES[kind][head], CLASSES[to][head]
@@ -310,8 +283,11 @@ def _convert_tokenizer(
     settings = read_json(source / "tokenizer_config.json") if "tokenizer_config.json" in files else {}
     declared = settings.get("tokenizer_class") or checkpoint.values.get("tokenizer_class")
     only_vocabulary = "vocab.txt" in files and not files & {"tokenizer.json", "tokenizer_config.json"}
-    name = declared or ("BertTokenizer" if only_vocabulary else TOKENIZERS.get(checkpoint.kind, "BertTokenizer"))
+    has_wordpiece = only_vocabulary or checkpoint.kind not in (*ROBERTA_TYPES, "deberta-v2")
+    name = declared or ("BertTokenizer" if has_wordpiece else f"the tokenizer of {checkpoint.kind}")
     is_wordpiece = name in WORDPIECE_TOKENIZERS
+    if not is_wordpiece and "auto_map" in settings:
+        raise InputError(f"{source}: the tokenizer {name} needs custom code. Convert a copy without tokenizer files.")
     if not is_wordpiece and do_lower_case is not None:
         raise InputError(f"{source}: {name} has no lowercase setting. Leave out --[no_]do_lower_case.")
     check_vocabulary(source)
@@ -319,10 +295,7 @@ def _convert_tokenizer(
         do_lower_case = is_uncased(source / "vocab.txt")
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
     try:
-        if is_wordpiece:
-            before = BertTokenizer.from_pretrained(source, **options)
-        else:
-            before = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        before = (BertTokenizer if is_wordpiece else AutoTokenizer).from_pretrained(source, **options)
         is_ours = is_wordpiece and to == "snugbert"
         tokenizer = SnugBertTokenizer.from_pretrained(source, **options) if is_ours else before
     except (ImportError, OSError, ValueError) as error:

@@ -3,9 +3,6 @@
 SnugBERT uses BERT's parameter names. The tables below rename the weights of old BERT files, DistilBERT and Google's
 TensorFlow release. `families_snugbert.py` has the tables of RoBERTa, ELECTRA and DeBERTa. Nothing is guessed: missing
 weights, unknown weights and wrong shapes are errors.
-
-    checkpoint = read_checkpoint(Path("distilbert-base-uncased"))
-    checkpoint.head, checkpoint.config.num_hidden_layers, checkpoint.weights["bert.pooler.dense.weight"]
 """
 
 import functools
@@ -23,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import snugbert
 from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
-from snugbert.errors import InputError, explain_folder, join_lines, shorten
+from snugbert.errors import InputError, join_lines, shorten
 from snugbert.families.loading import SENTENCEPIECE_FILES, check_repository
 from snugbert.families.weight_files import (
     NOT_NEEDED,
@@ -170,33 +167,21 @@ class Checkpoint:
 
 
 def fetch_checkpoint(name: str, **hub: Any) -> Path:
-    """Returns the folder of a checkpoint, or the prefix of its TensorFlow files. Downloads it if it is on the Hub.
-
-    `name`: a folder, the prefix of TensorFlow files, or a Hub name.
-    """
+    """Returns the folder of a checkpoint, or the prefix of its TensorFlow files. Downloads it if it is on the Hub."""
     if Path(name).exists() or Path(f"{name}.index").exists():
         return Path(name)
-    if mistake := explain_folder(name):
-        raise InputError(mistake)
     check_repository(name, **hub)
     # The folders of sentence-transformers' modules, such as 1_Pooling, begin with a digit.
     download = functools.partial(snapshot_download, name, ignore_patterns="[!0-9]*/*", **hub)
-    try:
-        files = ["*.json", "*.txt", *SENTENCEPIECE_FILES, "model*.safetensors", "README.md", "[0-9]*_[A-Z]*/*"]
-        folder = Path(download(allow_patterns=files))
-        if not any(folder.glob("model*.safetensors")):
-            download(allow_patterns="pytorch_model*.bin")
-    except (OSError, ValueError) as error:
-        reason = join_lines(error)
-        raise InputError(f"{name}: no such folder, and the download from the Hub failed. {reason}") from error
+    files = ["*.json", "*.txt", *SENTENCEPIECE_FILES, "model*.safetensors", "README.md", "[0-9]*_[A-Z]*/*"]
+    folder = Path(download(allow_patterns=files))
+    if not any(folder.glob("model*.safetensors")):
+        download(allow_patterns="pytorch_model*.bin")
     return folder
 
 
 def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
-    """Reads a checkpoint.
-
-    `encoder_only`: read the encoder, whatever head config.json declares.
-    """
+    """Reads a checkpoint. `encoder_only`: read the encoder, whatever head config.json declares."""
     prefix, shared = find_tensorflow_prefix(path), ""
     file = path / "config.json" if prefix is None else prefix.parent / "bert_config.json"
     values = read_json(file)
@@ -239,12 +224,9 @@ def build_model(
     dtype: torch.dtype,
     options: dict[str, Any],
 ) -> PreTrainedModel:
-    """Builds a model from weights.
+    """Builds a model of a class in `CLASSES`.
 
-    Args:
-        model_class: a class in `CLASSES`.
-        weights: weights as in [`Checkpoint`], under the names of the class. Names of encoder weights start with the
-            prefix of the class even for the bare encoder.
+    Names of encoder weights start with the prefix of the class even for the bare encoder, as in [`Checkpoint`].
     """
     if any(model_class is classes["Model"] for classes in CLASSES.values()):
         prefix = f"{model_class.base_model_prefix}."
@@ -353,14 +335,11 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
         checkpoint.notes.append(f"The pooler was dropped. {checkpoint.head} does not use it.")
     missing = sorted(expected.keys() - weights.keys())
     unknown = sorted(origin[name] for name in weights.keys() - expected.keys())
-    if missing or unknown:
+    wrong = [name for name, shape in expected.items() if name in weights and weights[name].shape != shape]
+    problems = {"Missing": missing, "Unknown": unknown, "Wrong shape": [origin.get(name, name) for name in wrong]}
+    found = " ".join(f"{problem}: {shorten(names)}." for problem, names in problems.items() if names)
+    if found:
         raise InputError(
-            f"{folder}: the weights do not fit {checkpoint.head}. Missing: {shorten(missing) or 'none'}. Unknown: "
-            f"{shorten(unknown) or 'none'}. docs/reference/families.md lists the supported models."
+            f"{folder}: the weights do not fit {checkpoint.head}. {found} docs/reference/families.md lists the "
+            "supported models."
         )
-    for name, shape in expected.items():
-        if weights[name].shape != shape:
-            raise InputError(
-                f"{folder}: {origin.get(name, name)} has shape {list(weights[name].shape)}. The configuration "
-                f"requires {list(shape)}."
-            )

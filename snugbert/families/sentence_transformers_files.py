@@ -103,27 +103,21 @@ def copy_files(source: Path, written: Path) -> None:
         module["type"].startswith("sentence_transformers.") and _name(module) in OLD_MODULES for module in modules
     )
     values = next(map(read_json, find_model_folder(source).glob(ANY_TRANSFORMER)), {})
-    # From 5.4 on, sentence-transformers saves the maximum length with the tokenizer.
-    limit = values.get("max_seq_length") or read_json(written / "tokenizer_config.json").get("model_max_length")
-    if not becomes_old:
+    if becomes_old:
+        # From 5.4 on, sentence-transformers saves the maximum length with the tokenizer.
+        limit = values.get("max_seq_length") or read_json(written / "tokenizer_config.json").get("model_max_length")
+        is_limited = isinstance(limit, int) and limit < 10**9
+        lowercase = {"do_lower_case": bool(values.get("do_lower_case", False))}
+        values = {"max_seq_length": limit, **lowercase} if is_limited else {}
+    if values:
         write_json(written / TRANSFORMER, values)
-    elif isinstance(limit, int) and limit < 10**9:
-        write_json(
-            written / TRANSFORMER,
-            {"max_seq_length": limit, "do_lower_case": bool(values.get("do_lower_case", False))},
-        )
     for module in modules[1:]:
         _copy_module(module, source, written, becomes_old)
     if modules and not (is_cross_encoder(source) and len(modules) == 1):  # which old versions do not list
-        names = [f"sentence_transformers.models.{_name(module)}" if becomes_old else module["type"] for module in modules]
-        paths = ["", *(module["path"] for module in modules[1:])]
-        write_json(
-            written / MODULES,
-            [
-                {"idx": index, "name": str(index), "path": path, "type": name}
-                for index, (path, name) in enumerate(zip(paths, names, strict=True))
-            ],
-        )
+        modules[0]["path"] = ""
+        for module in modules if becomes_old else []:
+            module["type"] = f"sentence_transformers.models.{_name(module)}"
+        write_json(written / MODULES, modules)
 
 
 def set_max_length(folder: Path, max_length: int) -> None:
@@ -156,7 +150,7 @@ def _copy_module(module: dict[str, str], source: Path, written: Path, becomes_ol
 def _convert_pooling(values: dict[str, Any]) -> dict[str, Any]:
     """Converts the settings of Pooling to the old format. Modes in another order stay as they are."""
     modes = values.get("pooling_mode", [mode for mode, name in POOLING_MODES.items() if values.get(name)])
-    modes = [modes] if isinstance(modes, str) else modes
+    modes = modes if isinstance(modes, list) else [modes]
     if modes != [mode for mode in POOLING_MODES if mode in modes]:
         return values
     return {
