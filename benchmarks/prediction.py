@@ -20,13 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import sentence_transformers
+import torch
 from reporting import describe_run, format_header, format_line, format_median
 from side_by_side import describe_machine, positive
 from transformers import pipeline
@@ -34,14 +35,13 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
-from snugbert.export.export import load_pooling
 from snugbert.families.conversion import convert_model
 from snugbert.families.sentence_transformers_files import TRANSFORMER
 from snugbert.files import read_json
 from snugbert.prediction.formats import make_format
+from snugbert.prediction.make_predictor import make_predictor
 from snugbert.prediction.predict_file import write_predictions
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.worker_processes import open_predictor
 
 TOLERANCE = 1e-4  # of scores and embeddings
 MOST_DIFFERENT = 0.002  # share of rows with another label or other entities: ties
@@ -85,8 +85,7 @@ def read_paragraphs(squad_file: str) -> list[str]:
 # --- the sides --------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def open_ours(model: str, rows: Path, output: Path) -> Iterator[Callable[[], Rows]]:
+def make_ours(model: str, rows: Path, output: Path) -> Callable[[], Rows]:
     """Makes a function that predicts the rows with `snugbert predict`, and returns what it wrote."""
     args = PredictionArguments(
         model_name_or_path=model,
@@ -96,13 +95,13 @@ def open_ours(model: str, rows: Path, output: Path) -> Iterator[Callable[[], Row
         use_cpu=True,
     )
     data = make_format(args)
+    predictor = make_predictor(Path(model), args, [values for _, values in read_rows(rows)])
 
     def run() -> Rows:
-        write_predictions(args, data, predictor, Path(model))
+        write_predictions(args, data, predictor, Path(model), partial(map, predictor.answer))
         return _read(output)
 
-    with open_predictor(Path(model), args, [values for _, values in read_rows(rows)], 1) as predictor:
-        yield run
+    return run
 
 
 def make_stock(task: str, model: Path, rows: Path, output: Path, batch_size: int) -> Callable[[], Rows]:
@@ -138,7 +137,7 @@ def make_extractor(model: Path, batch_size: int) -> Callable[[Iterator[str]], It
         model: folder that `snugbert convert` wrote.
         batch_size: of the pipeline.
     """
-    pool = load_pooling(model)
+    modules = list(sentence_transformers.SentenceTransformer(str(model), device="cpu"))[1:]
     limits = {"truncation": True, "max_length": read_json(model / TRANSFORMER)["max_seq_length"]}
     extract = pipeline(
         "feature-extraction",
@@ -154,7 +153,10 @@ def make_extractor(model: Path, batch_size: int) -> Callable[[Iterator[str]], It
         # The pipeline's tensors include padding. Tokenizing again to remove it takes less than 1 % of the time.
         masks = extract.tokenizer(texts, **limits)["attention_mask"]
         for mask, tokens in zip(masks, extract(text for text in texts), strict=True):
-            yield pool(tokens[:, : len(mask)].numpy(), {"attention_mask": np.array([mask])})[0].tolist()
+            features = {"token_embeddings": tokens[:, : len(mask)], "attention_mask": torch.tensor([mask])}
+            for module in modules:
+                features = module(features)
+            yield features["sentence_embedding"][0].tolist()
 
     return predict
 
@@ -199,12 +201,12 @@ def measure(sides: dict[str, Callable[[], Rows]], rounds: int) -> dict[str, list
 
 def compare(name: str, task: str, model: str, texts: list[str], args: argparse.Namespace) -> str:
     """Returns a row of the table."""
-    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         convert_model(Path(model), folder / "stock", "bert")
         rows = write_rows(folder / "rows.jsonl", texts[: args.max_rows])
         sides = {
-            "ours": stack.enter_context(open_ours(model, rows, folder / "ours.jsonl")),
+            "ours": make_ours(model, rows, folder / "ours.jsonl"),
             "stock": make_stock(task, folder / "stock", rows, folder / "stock.jsonl", args.batch_size),
         }
         different, largest = count_differences(task, sides["ours"](), sides["stock"]())

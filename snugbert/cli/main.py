@@ -42,6 +42,13 @@ READERS = (
     "zlib",
     "zstandard",
 )
+# Package -> extra, for packages that some uses of a command need.
+EXTRAS = {
+    "tensorflow": "tensorflow",
+    "sentence_transformers": "embeddings",
+    **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "onnx"),
+    **dict.fromkeys(("openvino", "nncf"), "openvino"),
+}
 
 
 def run_command(name: str, arguments: list[str]) -> None:
@@ -85,7 +92,8 @@ def _explain(error: Exception, name: str) -> str:
     if isinstance(error, ModuleNotFoundError):
         if error.name is None or error.name.startswith("snugbert"):
             return ""
-        return f"the package {error.name} is not installed. Run: pip install 'snugbert[{COMMANDS[name].extra}]'"
+        extra = EXTRAS.get(error.name, COMMANDS[name].extra)
+        return f"the package {error.name} is not installed. Run: pip install 'snugbert[{extra}]'"
     if isinstance(error, RuntimeError):
         return _import("trainers.run.processes.explain_lost_process")(error) or ""
     if isinstance(error, InputError):

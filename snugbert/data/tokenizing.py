@@ -175,12 +175,15 @@ def tokenizer_definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
 
 
-def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_workers: int) -> Iterator[Result]:
+def map_in_order(
+    function: Callable[[Item], Result], items: Iterator[Item], num_workers: int, may_fork: bool = True
+) -> Iterator[Result]:
     """Like `map`, in several processes. A single item, or a call inside a data worker, starts no process.
 
     Args:
         function: must be picklable where processes are not forked.
         items: read only a little ahead of the results, so they need not fit into memory. No item may be None.
+        may_fork: whether processes may be forked on Linux. A forked process could not use a GPU.
     """
     first, second = next(items, None), next(items, None)
     if first is None:
@@ -189,7 +192,7 @@ def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_
         yield from map(function, chain([first], [] if second is None else [second], items))
         return
     # Forking is fast and shares memory, but on macOS system libraries can crash in the child.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" and may_fork else "spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(function,)) as executor:
         try:
             pending: deque[Future[Result]] = deque()

@@ -5,7 +5,6 @@ Shapes: B texts of at most L tokens.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -74,34 +73,26 @@ def make_batches(
     """Returns padded batches of the texts, in order.
 
     If the head reads pairs, every second text is paired with the next text, and every text for question answering.
-
     Multiple choice gets the next three texts as choices. `names` are the inputs to include.
     """
 
     def encode(first: str, second: str | None) -> dict[str, list[int]]:
         return dict(tokenizer(first, second, truncation="longest_first", max_length=max_length))
 
-    features: list[dict[str, list[Any]]] = []
+    features: list[list[dict[str, list[int]]]] = []  # of each text: one encoding, or one per choice
     for index, text in enumerate(texts):
         after = [texts[(index + step) % len(texts)] for step in (1, 2, 3)]
         if head == "ForMultipleChoice":
-            choices = [encode(text, choice) for choice in after]
-            features.append({name: [choice[name] for choice in choices] for name in choices[0]})
+            features.append([encode(text, choice) for choice in after])
         elif head in ("Model", "ForMaskedLM", "ForTokenClassification", "ForReplacedTokenDetection"):
-            features.append(encode(text, None))
+            features.append([encode(text, None)])
         else:
-            features.append(encode(text, after[0] if index % 2 or head == "ForQuestionAnswering" else None))
-    return [pad(features[start : start + size], tokenizer, names) for start in range(0, len(features), size)]
-
-
-def pad(features: Sequence[dict[str, list[Any]]], tokenizer: PreTrainedTokenizerBase, names: Sequence[str]) -> Batch:
-    """Pads inputs on the right to the length of the longest. For multiple choice, an input has a list per choice."""
-    has_choices = isinstance(features[0]["input_ids"][0], list)
-    rows = [
-        {name: feature[name][choice] if has_choices else feature[name] for name in names}
-        for feature in features
-        for choice in range(len(feature["input_ids"]) if has_choices else 1)
-    ]
-    padded = tokenizer.pad(rows, padding_side="right", return_tensors="np")
-    shape = (len(features), -1, padded["input_ids"].shape[-1]) if has_choices else padded["input_ids"].shape
-    return {name: np.asarray(padded[name], np.int64).reshape(shape) for name in names}
+            features.append([encode(text, after[0] if index % 2 or head == "ForQuestionAnswering" else None)])
+    batches = []
+    for start in range(0, len(features), size):
+        chosen = features[start : start + size]
+        rows = [{name: encoding[name] for name in names} for encodings in chosen for encoding in encodings]
+        padded = tokenizer.pad(rows, padding_side="right", return_tensors="np")
+        shape = (len(chosen), 3, -1) if head == "ForMultipleChoice" else (len(chosen), -1)
+        batches.append({name: np.asarray(padded[name], np.int64).reshape(shape) for name in names})
+    return batches

@@ -3,9 +3,8 @@
     snugbert convert pretrained pretrained-bert --to bert      # opens where only transformers is installed
     snugbert convert roberta-base snugbert-roberta --to snugbert
 
-The output is written only if the new model and the source give the same outputs on an example batch. Stock
-transformers runs the source, unless the source is a SnugBERT model. The models run one after the other in float64,
-which takes twice the memory of float32.
+The output is written only if the new model and the source give the same outputs on an example batch, in float64.
+Stock transformers runs the source, unless the source is a SnugBERT model.
 """
 
 import functools
@@ -21,13 +20,8 @@ from transformers import AutoTokenizer, BertTokenizer
 from transformers.utils import logging as transformers_logging
 
 import snugbert
-from snugbert.cli.model_arguments import (
-    CONVERTED_DTYPES,
-    CONVERTED_TYPES,
-    ConversionArguments,
-    HubArguments,
-)
-from snugbert.errors import InputError, explain_choice, format_count, join_lines
+from snugbert.cli.model_arguments import ConversionArguments, HubArguments
+from snugbert.errors import InputError, format_count, join_lines
 from snugbert.families.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.families.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
 from snugbert.families.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
@@ -41,7 +35,7 @@ from snugbert.families.sentence_transformers_files import (
 )
 from snugbert.families.stock_models import express, extend_positions, keep_encoder
 from snugbert.families_snugbert import ROBERTA_TYPES
-from snugbert.files import explaining_failed_writes, read_json
+from snugbert.files import check_new_results, explaining_failed_writes, read_json
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 
 TOKENIZER_FILES = (
@@ -54,58 +48,35 @@ TOKENIZER_FILES = (
 # Folders that `snugbert export` writes. The output replaces these folders, too, because servers would prefer them.
 ENGINE_FOLDERS = ("onnx", "openvino")
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
-# last.
+# last. The last files are the code of a SnugBERT folder.
 REPLACED_FILES = (
     "config.json",
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model-*-of-*.bin",
-    "pytorch_model.bin.index.json",
+    *(f"model{part}.safetensors{index}" for part in ("", "-*-of-*") for index in ("", ".index.json")),
+    *(f"pytorch_model{part}.bin{index}" for part in ("", "-*-of-*") for index in ("", ".index.json")),
     *TOKENIZER_FILES,
     *SENTENCE_TRANSFORMERS_FILES,
     *ENGINE_FOLDERS,
-    *(file.name for file in Path(snugbert.__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
+    *(file.name for file in Path(snugbert.__file__).parent.glob("*_snugbert.py")),
 )
 # Tokenizer classes equivalent to BertTokenizer, which is also the default.
 WORDPIECE_TOKENIZERS = (
     "SnugBertTokenizer",
-    "BertTokenizer",
-    "BertTokenizerFast",
-    "DistilBertTokenizer",
-    "DistilBertTokenizerFast",
-    "ElectraTokenizer",
-    "ElectraTokenizerFast",
+    *(f"{kind}Tokenizer{fast}" for kind in ("Bert", "DistilBert", "Electra") for fast in ("", "Fast")),
 )
-# Model type -> tokenizer class if the folder does not name a class. Other model types use BertTokenizer.
-TOKENIZERS = {
-    "roberta": "RobertaTokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer",
-    "camembert": "CamembertTokenizer",
-    "deberta-v2": "DebertaV2Tokenizer",
-}
 
 
 @dataclass
 class Conversion:
-    """Result of a conversion.
+    """Result of a conversion."""
 
-    Attributes:
-        source: kind of the source, see [`Checkpoint`].
-        size: total size of the weight files, in bytes.
-        tokenizer: class of the tokenizer; None if the source has none.
-        difference: largest difference between outputs of source and result on the example batch, in float64.
-    """
-
-    source: str
+    source: str  # kind of the source, see [`Checkpoint`]
     model_class: str
     parameters: int
     dtype: str
-    size: int
+    size: int  # of the weight files, in bytes
     files: int
-    tokenizer: str | None
-    difference: float
+    tokenizer: str | None  # class of the tokenizer. None: the source has none
+    difference: float  # between outputs of source and result, in float64
     notes: list[str]
 
 
@@ -113,17 +84,8 @@ def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
     """Converts a checkpoint, and prints a summary. This is `snugbert convert`."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    done = convert_model(
-        args.input,
-        args.output,
-        args.to,
-        dtype=args.dtype,
-        max_position_embeddings=args.max_position_embeddings,
-        max_shard_size=args.max_shard_size,
-        do_lower_case=args.do_lower_case,
-        overwrite_output_dir=args.overwrite_output_dir,
-        **hub_args.hub,
-    )
+    settings = dict(vars(args))
+    done = convert_model(settings.pop("input"), settings.pop("output"), **settings, **hub_args.hub)
     print(f"Converted {args.input} ({done.source}) to {args.output} ({done.model_class})")
     size = f"{done.size / 1e6:,.1f} MB in {format_count(done.files, 'file')}"
     print(f"Weights: {done.parameters:,} parameters in {done.dtype}, {size}")
@@ -164,17 +126,10 @@ def convert_model(
         overwrite_output_dir: whether to replace a model in `output_dir`.
         revision, token, cache_dir: of a model on the Hub, as in `from_pretrained`.
 
-    Returns:
-        A summary of the conversion.
-
     Raises:
-        InputError: the source is not supported, the target cannot express the model, `output_dir` is the source or
-            contains a model or cannot be written, or the outputs differ. Nothing is written.
+        InputError: the source or the target does not support the model, `output_dir` cannot be written, or the outputs
+            differ. Nothing is written.
     """
-    if to not in CONVERTED_TYPES:
-        raise InputError(explain_choice("--to", to, CONVERTED_TYPES))
-    if isinstance(dtype, str) and dtype not in CONVERTED_DTYPES:
-        raise InputError(explain_choice("--dtype", dtype, CONVERTED_DTYPES))
     source = fetch_checkpoint(str(source), revision=revision, token=token, cache_dir=cache_dir)
     output_dir = Path(output_dir)
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -204,7 +159,7 @@ def convert_model(
         model = build_model(model_class, config, weights, dtype, options)
         model.save_pretrained(written, max_shard_size=max_shard_size)
         tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case, max_position_embeddings)
-        checkpoint.notes += copy_files(source, written)
+        copy_files(source, written)
         if max_position_embeddings is not None:
             set_max_length(written, max_position_embeddings)
         done = Conversion(
@@ -225,16 +180,10 @@ def convert_model(
 def check_new_model(source: Path, output_dir: Path, overwrite: bool) -> None:
     """Checks that a model can be written to a folder."""
     folder = source if source.is_dir() else source.parent
-    if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"{output_dir}: the output is a file. Choose a folder.")
     if output_dir.resolve() == folder.resolve():
         raise InputError(f"{output_dir}: input and output are the same folder. Choose another output folder.")
     existing = [file.name for pattern in REPLACED_FILES for file in output_dir.glob(pattern)]
-    if existing and not overwrite:
-        raise InputError(
-            f"{output_dir}: already contains a model ({existing[0]}). Choose another folder, or "
-            "add --overwrite_output_dir."
-        )
+    check_new_results(output_dir, existing, overwrite)
 
 
 def put_in_place(written: Path, output_dir: Path) -> None:
@@ -262,8 +211,7 @@ def put_in_place(written: Path, output_dir: Path) -> None:
 def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dtype, inputs: Batch) -> float:
     """Computes the largest difference of any output between source and result on a batch, both in float64.
 
-    The weights of both are rounded to `dtype`. transformers' own class loads the source from its own files. For
-    TensorFlow checkpoints, stock BERT runs the weights that were read.
+    transformers' own class loads the source from its own files. Stock BERT runs the weights of TensorFlow.
     """
     kind, head = checkpoint.kind, checkpoint.head
     source_class, model_class = CLASSES[kind][head], CLASSES[to][head]
@@ -335,13 +283,11 @@ def _convert_tokenizer(
     settings = read_json(source / "tokenizer_config.json") if "tokenizer_config.json" in files else {}
     declared = settings.get("tokenizer_class") or checkpoint.values.get("tokenizer_class")
     only_vocabulary = "vocab.txt" in files and not files & {"tokenizer.json", "tokenizer_config.json"}
-    name = declared or ("BertTokenizer" if only_vocabulary else TOKENIZERS.get(checkpoint.kind, "BertTokenizer"))
+    has_wordpiece = only_vocabulary or checkpoint.kind not in (*ROBERTA_TYPES, "deberta-v2")
+    name = declared or ("BertTokenizer" if has_wordpiece else f"the tokenizer of {checkpoint.kind}")
     is_wordpiece = name in WORDPIECE_TOKENIZERS
     if not is_wordpiece and "auto_map" in settings:
-        raise InputError(
-            f"{source}: the tokenizer {name} needs custom code and cannot be converted. Convert a copy of the "
-            "folder without tokenizer files."
-        )
+        raise InputError(f"{source}: the tokenizer {name} needs custom code. Convert a copy without tokenizer files.")
     if not is_wordpiece and do_lower_case is not None:
         raise InputError(f"{source}: {name} has no lowercase setting. Leave out --[no_]do_lower_case.")
     check_vocabulary(source)
@@ -350,13 +296,11 @@ def _convert_tokenizer(
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
     try:
         before = (BertTokenizer if is_wordpiece else AutoTokenizer).from_pretrained(source, **options)
-        check_words(before, str(source))
         is_ours = is_wordpiece and to == "snugbert"
         tokenizer = SnugBertTokenizer.from_pretrained(source, **options) if is_ours else before
-    except InputError:
-        raise
     except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{source}: cannot load the tokenizer. {join_lines(error)}") from error
+    check_words(before, str(source))
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
     if max_length is not None:

@@ -27,7 +27,7 @@ from snugbert.configuration_snugbert import (
     compute_max_length,
     get_windows,
 )
-from snugbert.errors import InputError, did_you_mean, join_lines, shorten, suggest_path
+from snugbert.errors import InputError, join_lines, shorten, suggest_path
 from snugbert.families.weight_files import find_prefix, read_weights
 from snugbert.families_snugbert import WRAPPER_NAMES
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
@@ -41,7 +41,6 @@ HEAD_WEIGHTS = re.compile(
     r"(classifier(\.dense|\.out_proj)?|qa_outputs)\.(weight|bias)$|(bert\.)?pooler\.dense\."
 )
 
-HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
 # Files with a tokenizer's vocabulary. vocab.json also needs merges.txt.
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model")
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
@@ -61,7 +60,7 @@ def check_repository(
 ) -> None:
     """Checks that a model or tokenizer is a folder, was downloaded before, or is on the Hub.
 
-    If the Hub cannot be reached, transformers retries each file for half a minute. This function asks once.
+    It asks once. If the Hub cannot be reached, transformers retries each file for half a minute.
     """
     if Path(name).exists():
         return
@@ -88,10 +87,8 @@ def check_repository(
 def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> SnugBertConfig:
     """Loads the configuration of a checkpoint of the BERT family, or of a model with random weights.
 
-    Args:
-        model_args: `config_name` may be a size (`tiny` to `large`), a folder, a JSON file or a Hub name.
-        tokenizer: sets the vocabulary size and padding token of a model with random weights. If the model has one
-            token type, the tokenizer stops returning `token_type_ids`, which would be 1 in the second text of a pair.
+    `tokenizer` sets the vocabulary size and padding token of a model with random weights. If the model has one token
+    type, the tokenizer stops returning `token_type_ids`, which would be 1 in the second text of a pair.
     """
     name = str(model_args.config_name or model_args.model_name_or_path)
     try:
@@ -137,11 +134,6 @@ def override_config(config: PreTrainedConfig, overrides: str) -> None:
 
 
 def _read_config(name: str, model_args: ModelArguments) -> SnugBertConfig:
-    if model_args.config_name is not None and not Path(name).exists() and "/" not in name:
-        raise InputError(
-            f"--config_name: {name!r} is neither a size ({', '.join(SIZES)}) nor a folder or JSON file."
-            f"{did_you_mean(name, SIZES) or suggest_path(name)}"
-        )
     check_repository(name, **model_args.hub)
     values, _ = PreTrainedConfig.get_config_dict(name, **model_args.hub)
     if not values:
@@ -158,9 +150,7 @@ def _read_config(name: str, model_args: ModelArguments) -> SnugBertConfig:
 def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_TOKEN_NAMES) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of `tokenizer_source`.
 
-    A folder needs no `tokenizer.json`. It can also have a `vocab.txt` (WordPiece), `vocab.json` and `merges.txt`
-    (byte-level BPE), or one of `SENTENCEPIECE_FILES`. With only a `vocab.txt`, text is lowercased if the whole
-    vocabulary is lowercase.
+    With only a `vocab.txt`, text is lowercased if the whole vocabulary is lowercase.
     """
     name = str(args.tokenizer_source)
     folder = Path(name)
@@ -187,12 +177,10 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
 
 
 def write_vocab_txt(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes the tokens of a WordPiece tokenizer to `folder/vocab.txt`, one per line, in the order of their ids.
+    """Writes the tokens of a WordPiece tokenizer, without added ones, to `folder/vocab.txt` in the order of their ids.
 
-    transformers 5 no longer writes this file, but Google's code and many other tools need it. A token's id is its line
-    number, so no file is written if there are gaps in the ids.
-
-    `tokenizer`: a fast WordPiece tokenizer. Tokens added after its vocabulary are left out.
+    transformers 5 no longer writes this file, but many tools need it. A token's id is its line number, so no file is
+    written if there are gaps in the ids.
     """
     tokens = {index: token for token, index in tokenizer.backend_tokenizer.get_vocab(False).items()}
     if tokens.keys() == set(range(len(tokens))):
@@ -209,24 +197,18 @@ def is_uncased(vocabulary: Path) -> bool:
 def check_vocabulary(folder: Path) -> None:
     """Checks that a tokenizer's folder has a vocabulary and that the packages that read it are installed."""
     found = [name for name in VOCABULARY_FILES if (folder / name).exists()]
-    if not found:
-        raise InputError(f"{folder}: no tokenizer. Expected one of these files: {', '.join(VOCABULARY_FILES)}.")
     if found == ["vocab.json"] and not (folder / "merges.txt").exists():
         raise InputError(f"{folder}: merges.txt is missing. vocab.json needs it.")
     if (folder / "bpe.codes").exists() and found == ["vocab.txt"]:
         raise InputError(f"{folder}: bpe.codes, as in BERTweet and PhoBERT, is not supported. Add a tokenizer.json.")
-    if found[0] in SENTENCEPIECE_FILES and not (is_sentencepiece_available() and is_protobuf_available()):
+    if found and found[0] in SENTENCEPIECE_FILES and not (is_sentencepiece_available() and is_protobuf_available()):
         raise InputError(
             f"{folder}: reading {found[0]} needs SentencePiece. Run `pip install 'snugbert[sentencepiece]'`."
         )
 
 
 def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Checks that a tokenizer has more than special tokens.
-
-    If the folder names no class, transformers chooses one by the model type. If that class reads other files, the
-    tokenizer is empty.
-    """
+    """Checks that a tokenizer has more than special tokens. It is empty if its class reads other files."""
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "▁"}:
         raise InputError(
             f"{name}: the tokenizer is empty. {type(tokenizer).__name__} cannot read the files in this folder. Add a "
@@ -235,10 +217,7 @@ def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 
 def check_ids(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Checks that the ids of a tokenizer are 0, 1, 2 and so on, before text is prepared or tokens are added.
-
-    Otherwise the number of tokens would not be the size of the vocabulary.
-    """
+    """Checks that the ids of a tokenizer are 0, 1, 2 and so on, so that their number is the size of the vocabulary."""
     free = sorted(set(range(len(tokenizer))) - set(tokenizer.get_vocab().values()))
     if free:
         raise InputError(
@@ -264,10 +243,7 @@ def forget_decisions(config: PreTrainedConfig) -> None:
 
 
 def remember_windows(config: PreTrainedConfig, windows: tuple[int, int] | None) -> None:
-    """Stores the size of windows for long texts, as `document_windows` in a model's config.json.
-
-    `windows`: maximum tokens of a window, and tokens that neighboring windows share. None: texts are truncated.
-    """
+    """Stores the tokens of a window for long texts, and the tokens that neighbors share. None: texts are truncated."""
     if windows is not None:
         config.document_windows = {"max_seq_length": windows[0], "doc_stride": windows[1]}
     elif hasattr(config, "document_windows"):  # from an earlier training
@@ -305,7 +281,7 @@ def load_model(
 ) -> SnugBertPreTrainedModel:
     """Loads a checkpoint, or builds a model with random weights if none is given. Weights are float32.
 
-    `trained`: require all weights in the checkpoint, because no training follows.
+    `trained`: the checkpoint must have all weights, because no training follows.
     """
     name = model_args.model_name_or_path
     if trained and name is None:
@@ -333,15 +309,11 @@ def load_model(
             raise InputError(f"cannot load the model {name or model_args.config_name}: {join_lines(error)}") from error
         if not isinstance(error, RuntimeError):
             raise
-        if "ignore_mismatched_sizes" not in kwargs:  # the data has no labels
-            remedy = ""
-        elif trained:
-            remedy = f" Choose a model that was fine-tuned for this data (number of labels: {config.num_labels})."
-        else:
-            remedy = (
-                f" Number of labels in this data: {config.num_labels}. To replace a classifier with a different "
-                "number of labels, add --ignore_mismatched_sizes true."
-            )
+        remedy = ""
+        if "ignore_mismatched_sizes" in kwargs:  # the data has labels
+            remedy = f" Number of labels in this data: {config.num_labels}."
+        if remedy and not trained:
+            remedy += " To replace a classifier with a different number, add --ignore_mismatched_sizes true."
         raise InputError(f"the weights of {name} do not fit its configuration.{remedy}") from error
     _check_loaded(model, info, name, trained, model_args.allow_missing_weights)
     return model
@@ -381,15 +353,11 @@ def _check_loaded(
     if random_encoder:
         logger.warning("%s: missing weights were initialized randomly: %s", name, shorten(random))
     elif random:
-        heads = sorted({HEAD_NAME.match(key)[0] for key in random})  # type: ignore[index]
-        logger.info("randomly initialized weights: %s", ", ".join(heads))
+        logger.info("randomly initialized weights: %s", shorten(random))
 
 
 def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
-    """Whether no layer was in the checkpoint. Tied word embeddings can come from a head.
-
-    Other architectures (`snugbert evaluate`) have different names.
-    """
+    """Whether no layer was in the checkpoint. Other architectures (`snugbert evaluate`) have different names."""
     layers = {key for key in model.state_dict() if "encoder.layer." in key}
     return bool(layers) and layers <= set(info["missing_keys"])
 
@@ -397,15 +365,10 @@ def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
 @contextmanager
 def _no_load_report() -> Iterator[None]:
     """Hides transformers' reports about missing and unexpected weights. [`load_model`] logs its own lines."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        # The second message is about a head that the checkpoint does not have.
-        return "LOAD REPORT" not in message and "This checkpoint seem corrupted" not in message
-
     reporter = logging.getLogger("transformers.modeling_utils")
-    reporter.addFilter(is_other)
+    level = reporter.level
+    reporter.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        reporter.removeFilter(is_other)
+        reporter.setLevel(level)

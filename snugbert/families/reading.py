@@ -3,9 +3,6 @@
 SnugBERT uses BERT's parameter names. The tables below rename the weights of old BERT files, DistilBERT and Google's
 TensorFlow release. `families_snugbert.py` has the tables of RoBERTa, ELECTRA and DeBERTa. Nothing is guessed: missing
 weights, unknown weights and wrong shapes are errors.
-
-    checkpoint = read_checkpoint(Path("distilbert-base-uncased"))
-    checkpoint.head, checkpoint.config.num_hidden_layers, checkpoint.weights["bert.pooler.dense.weight"]
 """
 
 import functools
@@ -23,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import snugbert
 from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
-from snugbert.errors import InputError, explain_folder, join_lines, shorten
+from snugbert.errors import InputError, join_lines, shorten
 from snugbert.families.loading import SENTENCEPIECE_FILES, check_repository
 from snugbert.families.weight_files import (
     NOT_NEEDED,
@@ -145,25 +142,18 @@ DISTILBERT_ONLY = ("model_type", "sinusoidal_pos_embds", "qa_dropout", "seq_clas
 
 @dataclass
 class Checkpoint:
-    """A checkpoint with SnugBERT's parameter names.
-
-    Attributes:
-        kind: a key of `CLASSES`: the model type, or `"tensorflow"`.
-        values: contents of its configuration file. `legacy` is set from the weights' names.
-        head: for example `"ForMaskedLM"`; `"Model"` for the bare encoder.
-        weights: all weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even
-            for the bare encoder.
-        prefix: the prefix of all weight names in the file. The names of `weights` do not have it.
-    """
+    """A checkpoint with SnugBERT's parameter names."""
 
     folder: Path
-    kind: str
-    values: dict[str, Any]
+    kind: str  # a key of `CLASSES`: the model type, or "tensorflow"
+    values: dict[str, Any]  # of its configuration file. `legacy` is set from the weights' names
     config: SnugBertConfig
-    head: str
+    head: str  # for example "ForMaskedLM"; "Model" for the bare encoder
+    # All weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even for the
+    # bare encoder.
     weights: dict[str, torch.Tensor]
     notes: list[str] = field(default_factory=list)
-    prefix: str = ""
+    prefix: str = ""  # of all weight names in the file. The names of `weights` do not have it
 
     @property
     def has_pooler(self) -> bool:
@@ -177,33 +167,21 @@ class Checkpoint:
 
 
 def fetch_checkpoint(name: str, **hub: Any) -> Path:
-    """Returns the folder of a checkpoint, or the prefix of its TensorFlow files. Downloads it if it is on the Hub.
-
-    `name`: a folder, the prefix of TensorFlow files, or a Hub name.
-    """
+    """Returns the folder of a checkpoint, or the prefix of its TensorFlow files. Downloads it if it is on the Hub."""
     if Path(name).exists() or Path(f"{name}.index").exists():
         return Path(name)
-    if mistake := explain_folder(name):
-        raise InputError(mistake)
     check_repository(name, **hub)
     # The folders of sentence-transformers' modules, such as 1_Pooling, begin with a digit.
     download = functools.partial(snapshot_download, name, ignore_patterns="[!0-9]*/*", **hub)
-    try:
-        files = ["*.json", "*.txt", *SENTENCEPIECE_FILES, "model*.safetensors", "README.md", "[0-9]*_[A-Z]*/*"]
-        folder = Path(download(allow_patterns=files))
-        if not any(folder.glob("model*.safetensors")):
-            download(allow_patterns="pytorch_model*.bin")
-    except (OSError, ValueError) as error:
-        reason = join_lines(error)
-        raise InputError(f"{name}: no such folder, and the download from the Hub failed. {reason}") from error
+    files = ["*.json", "*.txt", *SENTENCEPIECE_FILES, "model*.safetensors", "README.md", "[0-9]*_[A-Z]*/*"]
+    folder = Path(download(allow_patterns=files))
+    if not any(folder.glob("model*.safetensors")):
+        download(allow_patterns="pytorch_model*.bin")
     return folder
 
 
 def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
-    """Reads a checkpoint.
-
-    `encoder_only`: read the encoder, whatever head config.json declares.
-    """
+    """Reads a checkpoint. `encoder_only`: read the encoder, whatever head config.json declares."""
     prefix, shared = find_tensorflow_prefix(path), ""
     file = path / "config.json" if prefix is None else prefix.parent / "bert_config.json"
     values = read_json(file)
@@ -246,12 +224,9 @@ def build_model(
     dtype: torch.dtype,
     options: dict[str, Any],
 ) -> PreTrainedModel:
-    """Builds a model from weights.
+    """Builds a model of a class in `CLASSES`.
 
-    Args:
-        model_class: a class in `CLASSES`.
-        weights: weights as in [`Checkpoint`], under the names of the class. Names of encoder weights start with the
-            prefix of the class even for the bare encoder.
+    Names of encoder weights start with the prefix of the class even for the bare encoder, as in [`Checkpoint`].
     """
     if any(model_class is classes["Model"] for classes in CLASSES.values()):
         prefix = f"{model_class.base_model_prefix}."
@@ -358,18 +333,13 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
         del weights[name]
     if any("pooler" in name for name in unused):
         checkpoint.notes.append(f"The pooler was dropped. {checkpoint.head} does not use it.")
-    if missing := sorted(expected.keys() - weights.keys()):
+    missing = sorted(expected.keys() - weights.keys())
+    unknown = sorted(origin[name] for name in weights.keys() - expected.keys())
+    wrong = [name for name, shape in expected.items() if name in weights and weights[name].shape != shape]
+    problems = {"Missing": missing, "Unknown": unknown, "Wrong shape": [origin.get(name, name) for name in wrong]}
+    found = " ".join(f"{problem}: {shorten(names)}." for problem, names in problems.items() if names)
+    if found:
         raise InputError(
-            f"{folder}: weights of {checkpoint.head} are missing: {shorten(missing)}. Get the complete checkpoint."
+            f"{folder}: the weights do not fit {checkpoint.head}. {found} docs/reference/families.md lists the "
+            "supported models."
         )
-    if unknown := sorted(origin[name] for name in weights.keys() - expected.keys()):
-        raise InputError(
-            f"{folder}: {checkpoint.head} has no weights named {shorten(unknown)}. docs/reference/families.md lists "
-            "the supported models."
-        )
-    for name, shape in expected.items():
-        if weights[name].shape != shape:
-            raise InputError(
-                f"{folder}: {origin.get(name, name)} has shape {list(weights[name].shape)}. The configuration "
-                f"requires {list(shape)}."
-            )

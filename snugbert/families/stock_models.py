@@ -58,10 +58,7 @@ def keep_encoder(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def express(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[PreTrainedConfig, dict[str, torch.Tensor]]:
-    """Returns the configuration and the weights of the stock model. Adds to the notes of the checkpoint.
-
-    `to` is the model type of the stock model, for example `"roberta"`, and `dtype` the dtype of the result.
-    """
+    """Returns the configuration and the weights of a stock model in `dtype`. Adds to the notes of the checkpoint."""
     config, head = checkpoint.config, checkpoint.head
     if obstacle := _find_obstacle(checkpoint, to):
         others = _find_families(checkpoint)
@@ -210,21 +207,15 @@ def _rename(name: str, names: dict[str, str]) -> str:
 
 
 def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
-    """Extends a checkpoint to more positions, in place. Existing rows stay as they are.
-
-    `positions` is the new `max_position_embeddings`, without RoBERTa's rows for padding.
-    """
+    """Extends a checkpoint to `max_position_embeddings` of `positions`, in place. Existing rows stay as they are."""
     config, folder = checkpoint.config, checkpoint.folder
     before = config.max_position_embeddings
-    if config.position_embedding_type == "relative":
+    is_relative = config.position_embedding_type == "relative"
+    if is_relative or positions < before:
+        limit = "relative positions, which have no limit" if is_relative else f"{before} positions"
         raise InputError(
-            f"--max_position_embeddings: {folder} has relative positions, which have no limit. Remove the flag. The "
-            "tokenizer's limit is `model_max_length` in tokenizer_config.json."
-        )
-    if positions < before:
-        raise InputError(
-            f"--max_position_embeddings {positions}: {folder} already has {before} positions. Use a larger number. "
-            "For shorter inputs, set --max_seq_length in training."
+            f"--max_position_embeddings {positions}: {folder} already has {limit}. For shorter inputs, set "
+            "--max_seq_length in training, or `model_max_length` in tokenizer_config.json."
         )
     if positions == before:
         return
@@ -233,10 +224,6 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
         checkpoint.notes.append(f"Positions are computed, so the limit is now {positions} tokens.")
         return
     table = checkpoint.weights[POSITIONS]
-    if not table.isfinite().all():
-        raise InputError(
-            f"{folder}: some position embeddings are NaN or infinite. The file is damaged. Get a new copy."
-        )
     rows = table[len(table) - before :]  # RoBERTa's rows for padding come before them
     checkpoint.weights[POSITIONS] = torch.cat([table, continue_rows(rows, positions - before)])
     checkpoint.notes.append(
@@ -254,12 +241,7 @@ def continue_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
     """Continues a table of position embeddings by the rotation that best maps each row to the next.
 
     The rotation is the solution of the orthogonal Procrustes problem (Schönemann, 1966) in the subspace of the largest
-    singular values. Rotated rows neither grow nor shrink.
-
-    `rows`: the learned rows. *Shape:* (positions, E)
-
-    Returns:
-        The new rows, in the dtype of the old rows. *Shape:* (`count`, E)
+    singular values. Rotated rows neither grow nor shrink. *Shape:* (positions, E) -> (`count`, E)
     """
     edge = min(EDGE, len(rows) // 4)
     learned = rows[edge : len(rows) - edge].double()

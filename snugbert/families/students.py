@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from snugbert.errors import InputError
 
 IGNORED_FIELDS = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
-LAYER_CHOICES = ("spread", "first", "last")
 
 
 def hash_model(model: PreTrainedModel) -> str:
@@ -33,41 +32,34 @@ def hash_model(model: PreTrainedModel) -> str:
 def choose_student_layers(num_layers: int, num_student_layers: int, which: str) -> list[int]:
     """Chooses the layers of a teacher that a student starts from, in ascending order, counted from 0.
 
-    `which`: `"spread"` for evenly spaced layers, including the first and the last. For 6 of 12 layers, these are the
-    layers of DistilBERT (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11. With one layer, this is
-    the first. `"first"` and `"last"` for the first and the last layers. Or the numbers themselves, counted from 0:
-    `"0,2,5"`.
+    `which`: "first", "last", numbers such as "0,2,5", or "spread": evenly spaced, with the first and the last. For 6
+    of 12 layers, these are DistilBERT's (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11.
     """
     if not 1 <= num_student_layers <= num_layers:
         raise InputError(
             f"--num_student_layers {num_student_layers}: expected 1 to {num_layers}, the number of layers of the "
             "checkpoint."
         )
-    if which == "spread":
-        step = (num_layers - 1) / max(num_student_layers - 1, 1)
-        return [round(number * step) for number in range(num_student_layers)]
-    if which == "first":
-        return list(range(num_student_layers))
-    if which == "last":
-        return list(range(num_layers - num_student_layers, num_layers))
+    step = (num_layers - 1) / max(num_student_layers - 1, 1)
+    choices = {
+        "spread": [round(number * step) for number in range(num_student_layers)],
+        "first": list(range(num_student_layers)),
+        "last": list(range(num_layers - num_student_layers, num_layers)),
+    }
+    if which in choices:
+        return choices[which]
     is_list = re.fullmatch(r"\d+(,\d+)*", which.replace(" ", ""), re.ASCII)
     layers = [int(number) for number in which.split(",")] if is_list else []
     if layers != sorted(set(layers)) or len(layers) != num_student_layers or layers[-1] >= num_layers:
         raise InputError(
-            f"--student_layers {which}: expected {', '.join(LAYER_CHOICES)}, or {num_student_layers} different "
+            f"--student_layers {which}: expected {', '.join(choices)}, or {num_student_layers} different "
             f"numbers from 0 to {num_layers - 1} in ascending order, such as 0,2,5."
         )
     return layers
 
 
 def make_student(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """Builds a copy of a model with some of its layers. Embeddings and heads are copied, too.
-
-    `teacher`: a SnugBERT model with a head, of any family. It is not changed.
-
-    Returns:
-        A model of the same class and dtype, on the CPU, in evaluation mode. It shares no memory with the teacher.
-    """
+    """Copies a SnugBERT model with some of its layers, on the CPU, in evaluation mode. It shares no memory."""
     student: Any = copy.deepcopy(teacher)
     encoder = student.base_model.encoder
     encoder.layer = nn.ModuleList(encoder.layer[number] for number in layers)

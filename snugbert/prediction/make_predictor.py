@@ -6,7 +6,7 @@ Models of sentence-transformers embed texts or score pairs.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +14,13 @@ from transformers import AutoModel
 
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.data.tables import read_text
-from snugbert.errors import InputError
+from snugbert.errors import InputError, explain_choice
 from snugbert.families.loading import get_text_columns, load_config, load_model, load_tokenizer
 from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.families.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
 from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import Prediction, Predictor, RowPredictor, choose_columns, choose_device, find_head
+from snugbert.prediction.predictor import Prediction, Predictor, choose_columns, choose_device, find_head
 from snugbert.tasks import find_task
 
 # Arguments of the command that are passed to tasks with the same argument.
@@ -32,8 +32,8 @@ def make_predictor(
     args: PredictionArguments,
     first_rows: Sequence[Mapping[str, Any]],
     device: torch.device | None = None,
-) -> RowPredictor:
-    """Returns the predictor of a fine-tuned model, a model of sentence-transformers, or a plain encoder.
+) -> Any:
+    """Returns the [`Predictor`] of a fine-tuned model, or the predictor of any other model, with the same methods.
 
     The embeddings of a plain encoder are means over tokens. `first_rows` are inspected to find the columns of text.
     """
@@ -43,19 +43,19 @@ def make_predictor(
     columns: Sequence[str] = ("tokens",)
     if not args.reads_conll:
         columns = choose_columns(reader, args.columns, str(args.input_file), first_rows, trained_columns)
-    known = set() if is_sentence_transformer else {each.name for each in dataclasses.fields(reader.arguments)}
-    abstains = args.abstain_below is not None
-    if abstains and "abstain_below" not in known:
-        raise InputError("--abstain_below: only text classifiers can abstain. Remove the flag.")
-    predicted = {*reader.predicted_columns, *(["abstained"] if abstains else [])}
+    known = (
+        {"prompt_name"} if is_sentence_transformer else {each.name for each in dataclasses.fields(reader.arguments)}
+    )
+    for name in ("abstain_below", "prompt_name"):
+        if getattr(args, name) is not None and name not in known:
+            raise InputError(f"--{name} does not apply to this model. Remove the flag.")
+    predicted = {*reader.predicted_columns, *(["abstained"] if args.abstain_below is not None else [])}
     taken = sorted({name for values in first_rows for name in values} & predicted)
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename the column.")
     device = device or choose_device(args.use_cpu)
     if is_sentence_transformer:
         return reader(args, folder, columns, device)
-    if args.prompt_name is not None:
-        raise InputError("--prompt_name: only embedding models and CrossEncoders have prompts. Remove the flag.")
     settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
     return Predictor(
         folder,
@@ -70,7 +70,7 @@ def make_predictor(
 
 
 def find_reader(folder: Path) -> Any:
-    """Returns a [`Reader`]: the task of a fine-tuned model, or the class that predicts with any other model."""
+    """Returns the task of a fine-tuned model, or the class that predicts with any other model."""
     if is_cross_encoder(folder):
         return Reranker
     if read_modules(folder):
@@ -87,72 +87,59 @@ def find_reader(folder: Path) -> Any:
 BATCH_SIZE = 32  # texts. sentence-transformers cannot limit the tokens of a batch
 
 
-class SentenceTransformerPredictor(RowPredictor):
+class SentenceTransformerPredictor:
     """A predictor with a model of sentence-transformers. Its encoder is a SnugBERT model, which drops padding."""
 
     any_columns = True
-    kind: ClassVar[str]  # the class in sentence-transformers
+    kind: str  # the class in sentence-transformers
+    method: str  # its method that predicts
+    predicted_columns: tuple[str, ...]
 
     def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str], device: torch.device):
-        super().__init__()
         self.args, self.columns = args, columns
+        self.lengths = np.zeros(4, np.int64)  # as in [`Task`]; stays 0
         self.model = _load_sentence_transformer(self.kind, folder, args, device)
 
-    def run(self, method: Any, examples: list[Any]) -> np.ndarray:
-        """Returns the outputs of a method of the model."""
+    def describe_truncation(self) -> None:
+        """Texts that are too long are not counted."""
+
+    def read(self, values: Mapping[str, Any]) -> str | tuple[str, ...]:
+        """Returns the text, or the pair."""
+        texts = tuple(read_text(values, column) for column in self.columns)
+        return texts if len(texts) > 1 else texts[0]
+
+    def answer(self, examples: list[Any]) -> list[Prediction]:
+        """Returns a number or a list of numbers for each example, with the fewest digits that give its float32."""
+        options = {"batch_size": BATCH_SIZE, "prompt_name": self.args.prompt_name, "show_progress_bar": False}
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
-            return method(examples, batch_size=BATCH_SIZE, prompt_name=self.args.prompt_name, show_progress_bar=False)
+            outputs = getattr(self.model, self.method)(examples, **options)
+        numbers = np.asarray(outputs, np.float32).astype(str).astype(float).tolist()
+        return [{self.predicted_columns[0]: number} for number in numbers]
 
 
 class Embedder(SentenceTransformerPredictor):
     """Embeds texts."""
 
-    kind = "SentenceTransformer"
+    kind, method = "SentenceTransformer", "encode"
     default_columns = (("text",), ("sentence",))
     predicted_columns = ("embedding",)
 
-    def read(self, values: Mapping[str, Any]) -> str:
-        """Returns the text."""
-        return read_text(values, self.columns[0])
-
-    def answer(self, examples: list[str]) -> list[Prediction]:
-        """Returns the `embedding`, a list of numbers in float32."""
-        # Keeps the fewest digits that give the same float32.
-        rows = (row.astype(np.float32).astype(str) for row in self.run(self.model.encode, examples))
-        return [{"embedding": [float(number) for number in row]} for row in rows]
-
 
 class Reranker(SentenceTransformerPredictor):
-    """Scores pairs with a CrossEncoder."""
+    """Scores pairs with a CrossEncoder. Models with several labels give a list of scores."""
 
-    kind = "CrossEncoder"
+    kind, method = "CrossEncoder", "predict"
     default_columns = (("query", "text"), ("question", "context"), ("sentence1", "sentence2"))
     predicted_columns = ("score",)
-
-    def read(self, values: Mapping[str, Any]) -> tuple[str, str]:
-        """Returns the pair."""
-        first, second = (read_text(values, column) for column in self.columns)
-        return first, second
-
-    def answer(self, examples: list[tuple[str, str]]) -> list[Prediction]:
-        """Returns the `score`, a number, or a list of numbers if the model has several labels."""
-        return [{"score": score} for score in self.run(self.model.predict, examples).tolist()]
 
 
 def _load_sentence_transformer(name: str, folder: Path, args: PredictionArguments, device: torch.device) -> Any:
     """Loads an embedding model or a CrossEncoder, and replaces its encoder with the same weights in SnugBERT."""
-    try:
-        import sentence_transformers
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "--model_name_or_path: this model needs sentence-transformers. Run: pip install 'snugbert[embeddings]'"
-        ) from error
+    import sentence_transformers
+
     model = getattr(sentence_transformers, name)(str(folder), device=str(device), local_files_only=True)
-    known = [prompt for prompt, text in model.prompts.items() if text]
-    if args.prompt_name is not None and args.prompt_name not in known:
-        raise InputError(
-            f"--prompt_name: unknown prompt {args.prompt_name!r}. Prompts of the model: {', '.join(known) or 'none'}."
-        )
+    if args.prompt_name is not None and args.prompt_name not in model.prompts:
+        raise InputError(explain_choice("--prompt_name", args.prompt_name, model.prompts))
     model_args = ModelArguments(model_name_or_path=str(find_model_folder(folder)))
     config = load_config(model_args, load_tokenizer(model_args))
     is_reranker = name == "CrossEncoder"

@@ -1,35 +1,49 @@
 """Streams a file through a model: reads windows of rows, predicts them, and appends the results in order.
 
 The output is complete when `output_file` exists. Until then, the rows are in a file with `.partial` appended to the
-name, and a second file counts them. Run the same command again to continue. If `output_file` is in a store,
-only the complete file is uploaded.
+name, and a second file counts them. Run the same command again to continue.
+
+Several processes can predict: one for each GPU, or several on a CPU. Their number does not change the output if the
+number of threads of each process stays the same.
 """
 
 import gc
 import json
 import logging
+import multiprocessing
 import os
+import signal
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from itertools import count, islice
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from itertools import count, islice, tee
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers.utils import logging as transformers_logging
+
 from snugbert.continuation import check_continuation, make_record
 from snugbert.data.text_lines import ReadingLog
+from snugbert.data.tokenizing import map_in_order
 from snugbert.errors import InputError, format_count
 from snugbert.families.reading import fetch_checkpoint
 from snugbert.files import LockTaken, explaining_failed_writes, lock_file, read_json, write_atomically
 from snugbert.prediction.formats import Format, make_format
-from snugbert.prediction.make_predictor import find_reader
+from snugbert.prediction.make_predictor import find_reader, make_predictor
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import Row, RowPredictor, choose_device
-from snugbert.prediction.worker_processes import open_predictor, set_up_process
+from snugbert.prediction.predictor import Prediction, choose_device
 from snugbert.progress import Progress
+from snugbert.shared_cores import share_cores
 from snugbert.storage.uploads import is_stored, publish_file
 from snugbert.tasks.decisions import read_coverage
 from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
+from snugbert.trainers.run.log import set_up_logging
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +54,9 @@ MOST_REPORTED = 20  # bad rows
 
 PARTIAL = ".partial"
 START_AGAIN = "Add --overwrite_output_file to start again."
+
+Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
+Answer = Callable[[Iterator[list[Any]]], Iterator[list[Prediction]]]  # the examples of each window -> predictions
 MODEL_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
 # Arguments that change the output.
 SETTINGS = (
@@ -58,8 +75,10 @@ SETTINGS = (
 
 def predict_file(args: PredictionArguments) -> None:
     """Predicts every row of a file. This is `snugbert predict`."""
-    set_up_process()
-    _check_output(args)  # before the model is loaded
+    _set_up_process()
+    output = _name_output(args)
+    if (output.exists() or is_stored(output)) and not args.overwrite_output_file:
+        raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
     folder = fetch_checkpoint(str(args.model_name_or_path), **args.hub)
     if args.reads_conll and ("tokens",) not in find_reader(folder).default_columns:
         raise InputError(
@@ -68,37 +87,38 @@ def predict_file(args: PredictionArguments) -> None:
         )
     data = make_format(args)
     rows = [values for _, values in islice(data.read(ReadingLog(args.on_bad_text)), ROWS_TO_INSPECT)]
-    if not rows:
-        raise InputError(f"--input_file: {args.input_file} has no rows.")
-    windows = list(_split_into_windows((values, None) for values in rows))
-    is_one_window = len(rows) < ROWS_TO_INSPECT and len(windows) == 1  # with the whole file
-    with open_predictor(folder, args, rows, 1 if is_one_window else args.num_processes or 1) as predictor:
-        if args.abstain_below is not None:
-            print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
-        gc.freeze()  # so that the garbage collector skips the modules and the model
-        write_predictions(args, data, predictor, folder)
+    make, num_processes = partial(make_predictor, folder, args, rows), args.num_processes or 1
+    # With several processes, this one only reads rows. A model on the device "meta" has no weights in memory.
+    predictor = make(device=None if num_processes == 1 else torch.device("meta"))
+    answer: Answer = partial(map, predictor.answer)
+    if num_processes > 1:
+        answer = partial(_answer_in_processes, predictor, _Worker(make, num_processes, args.use_cpu), num_processes)
+    if args.abstain_below is not None:
+        print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
+    gc.freeze()  # so that the garbage collector skips the modules and the model
+    write_predictions(args, data, predictor, folder, answer)
+
+
+def _set_up_process(level: int = logging.INFO) -> None:
+    """Sets up a process that predicts: which messages it logs (from `level` on), and how its threads wait."""
+    set_up_logging(level)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # for reading weights
+    share_cores()
 
 
 def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
     """Describes the effect of abstaining on the validation examples of a calibrated model."""
-    if "calibration" not in config:
-        return f"Abstaining below {least:g}. Calibrate the model (`snugbert glue --calibrate`) to see the effect here."
-    coverage, accuracy = read_coverage(config["calibration"], least)
+    coverage, accuracy = read_coverage(config["calibration"], least) if "calibration" in config else (0, 0)
     if not coverage:
-        return f"Abstaining below {least:g}. No validation example reaches this confidence."
+        return f"Abstaining below {least:g}. Only examples of a model trained with --calibrate show the effect here."
     return (
         f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label, and {accuracy:.1%} of "
         "these labels are correct."
     )
 
 
-def _check_output(args: PredictionArguments) -> None:
-    output = _name_output(args)
-    if (output.exists() or is_stored(output)) and not args.overwrite_output_file:
-        raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
-
-
-def write_predictions(args: PredictionArguments, data: Format, predictor: RowPredictor, folder: Path) -> None:
+def write_predictions(args: PredictionArguments, data: Format, predictor: Any, folder: Path, answer: Answer) -> None:
     """Predicts the rows of the input with a model of a folder, and prints how many per second."""
     output, source = _name_output(args), Path(str(args.input_file))
     # Reading all rows first finds bad rows before hours of work. The number of rows decides where shards begin.
@@ -118,8 +138,9 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
     shard = (total * (args.shard_number - 1) // args.num_shards, total * args.shard_number // args.num_shards)
     start = time.monotonic()
     with _open_partial(output) as stream:
-        _check_output(args)  # again, because another process may have finished the output
-        done = _predict(args, data, stream, predictor, shard, _list_settings(args, folder, source))
+        record = _continue_partial(output, stream, _list_settings(args, folder, source), args.overwrite_output_file)
+        rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), shard[0] + record["rows"], shard[1])
+        done = _predict(args, data, stream, answer, _split_into_windows(rows), record, shard)
         publish_file(_partial(output), output)
         _partial(output, ".json").unlink(missing_ok=True)
     seconds = time.monotonic() - start
@@ -144,16 +165,13 @@ def _partial(output: Path, suffix: str = "") -> Path:
 @contextmanager
 def _open_partial(output: Path) -> Iterator[IO[bytes]]:
     """Opens the partial output, and keeps other processes from writing it."""
-    with ExitStack() as stack:
-        with explaining_failed_writes(output, "run the same command again"):
-            try:
-                stack.enter_context(lock_file(_partial(output, ".lock"), seconds=0))
-            except LockTaken as holder:
-                raise InputError(
-                    f"--output_file: {holder} is writing {_partial(output)}. Wait until that process ends."
-                ) from holder
-            stream = stack.enter_context(_partial(output).open("ab"))
-        yield stream
+    try:
+        with lock_file(_partial(output, ".lock"), seconds=0), _partial(output).open("ab") as stream:
+            yield stream
+    except LockTaken as holder:
+        raise InputError(
+            f"--output_file: {holder} is writing {_partial(output)}. Wait until that process ends."
+        ) from holder
 
 
 def _list_settings(args: PredictionArguments, folder: Path, source: Path) -> dict[str, Any]:
@@ -171,7 +189,7 @@ def _list_versions(files: list[Path]) -> dict[str, list[int]]:
     return {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
 
 
-def _read(data: Format, predictor: RowPredictor, log: ReadingLog) -> Iterator[Row]:
+def _read(data: Format, predictor: Any, log: ReadingLog) -> Iterator[Row]:
     """Yields the rows that can be read."""
     for place, values in data.read(log):
         try:
@@ -186,20 +204,21 @@ def _predict(
     args: PredictionArguments,
     data: Format,
     stream: IO[bytes],
-    predictor: RowPredictor,
+    answer: Answer,
+    windows: Iterator[list[Row]],
+    record: dict[str, Any],
     shard: tuple[int, int],
-    settings: dict[str, Any],
 ) -> int:
     """Predicts the rows of a shard that are not in the partial output `stream`, and returns their number."""
     output = _name_output(args)
-    record = _continue_partial(output, stream, settings, args.overwrite_output_file)
     first, end = shard
     before = record["rows"]
     if before:
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
-    rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), first + before, end)
+    windows, sent = tee(windows)
+    answered = answer([example for _, example in window] for window in sent)
     with Progress("predicting", end - first, "rows", before) as progress:
-        for window, predictions in predictor.answer_windows(_split_into_windows(rows)):
+        for window, predictions in zip(windows, answered, strict=True):
             results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
             # Only the first shard has a header, so that the shards can be joined.
             head = data.write_head(results[0]) if first + record["rows"] == 0 else ""
@@ -224,23 +243,18 @@ def _continue_partial(output: Path, stream: IO[bytes], settings: dict[str, Any],
     a sentence has a line per word. With `overwrite`, output that cannot be continued is removed.
     """
     record = make_record("prediction", settings) | {"rows": 0, "bytes": 0}
-    if _partial(output, ".json").exists():
+    file = _partial(output, ".json")
+    if file.exists():
         try:
-            record = _read_record(output, settings)
+            stored = read_json(file)
+            check_continuation(stored, "prediction", settings, f"--output_file: {file}", START_AGAIN)
+            if stored["bytes"] > os.fstat(stream.fileno()).st_size:
+                raise InputError(f"--output_file: {_partial(output)} is damaged. {START_AGAIN}")
+            record = stored
         except InputError:
             if not overwrite:
                 raise
     stream.truncate(record["bytes"])
-    return record
-
-
-def _read_record(output: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    file = _partial(output, ".json")
-    record = read_json(file)
-    check_continuation(record, "prediction", settings, f"--output_file: {file}", START_AGAIN)
-    rows, size = record.get("rows"), record.get("bytes")
-    if not (type(rows) is type(size) is int and 0 <= rows <= size <= _partial(output).stat().st_size):
-        raise InputError(f"--output_file: {_partial(output)} is damaged. {START_AGAIN}")
     return record
 
 
@@ -255,3 +269,50 @@ def _split_into_windows(rows: Iterator[Row]) -> Iterator[list[Row]]:
             window, characters = [], 0
     if window:
         yield window
+
+
+# --- several processes ------------------------------------------------------------------------------------------
+
+
+def _answer_in_processes(
+    reader: Any, worker: "_Worker", num_processes: int, windows: Iterator[list[Any]]
+) -> Iterator[list[Prediction]]:
+    """Yields the predictions of each window. `reader` gets the lengths of texts that the processes count."""
+    try:
+        for predictions, lengths in map_in_order(worker, windows, num_processes, may_fork=False):
+            reader.lengths += lengths
+            yield predictions
+    except BrokenProcessPool as error:
+        raise InputError(
+            "--num_processes: a process ended. If there is no error above, memory probably ran out. To continue, run "
+            "the same command again with fewer processes."
+        ) from error
+
+
+class _Worker:
+    """Predicts windows in a process, and makes the predictor with the first one."""
+
+    def __init__(self, make: Callable[[], Any], num_processes: int, use_cpu: bool):
+        self.make, self.num_processes, self.use_cpu = make, num_processes, use_cpu
+        self.predictor: Any = None
+
+    def __call__(self, examples: list[Any]) -> tuple[list[Prediction], np.ndarray]:
+        """Returns the predictions, and how much the examples add to `lengths`."""
+        if self.predictor is None:
+            self._set_up()
+        before = self.predictor.lengths.copy()
+        return self.predictor.answer(examples), self.predictor.lengths - before
+
+    def _set_up(self) -> None:
+        if multiprocessing.parent_process() is not None:  # a single window is predicted in the main process
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a window may take minutes
+        tqdm.set_lock(threading.RLock())  # the default is a semaphore, which outlives a killed process
+        _, _, number = multiprocessing.current_process().name.rpartition("-")  # processes have consecutive numbers
+        index = int(number) % self.num_processes if number.isdigit() else 0
+        if choose_device(self.use_cpu).type != "cpu":
+            torch.accelerator.set_device_index(index % torch.accelerator.device_count())
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, torch.get_num_threads() // self.num_processes))
+        _set_up_process(logging.INFO if index == 0 else logging.ERROR)  # otherwise each prints the same lines
+        self.predictor = self.make()
+        gc.freeze()

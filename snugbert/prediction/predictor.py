@@ -1,17 +1,13 @@
 """`Predictor` predicts and scores rows with a fine-tuned model. `choose_columns` finds their text.
 
-A predictor reads examples from rows (`read`), and predicts many at once (`answer`), so that texts of similar
-length share batches.
-
 Shapes: N sequences, T tokens in a batch.
 """
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +17,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.cli.model_arguments import ModelArguments
-from snugbert.configuration_snugbert import SnugBertConfig, get_windows
+from snugbert.configuration_snugbert import get_windows
 from snugbert.data.packed_batches import NUM_WINDOWS, pack
 from snugbert.data.tables import load_rows, number_rows
 from snugbert.errors import InputError, list_columns
@@ -29,6 +25,7 @@ from snugbert.families.loading import get_text_columns, load_config, load_model,
 from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.gpu.cuda_graphs import CudaGraphs
 from snugbert.gpu.row_sizes import choose_prediction_multiple, pad_row
+from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.reports.intervals import Interval
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.base import Features, Task
@@ -39,33 +36,6 @@ from snugbert.tasks.outputs import Logits, average_windows
 logger = logging.getLogger(__name__)
 
 Prediction = dict[str, Any]
-Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
-
-
-class RowPredictor(ABC):
-    """Predicts rows."""
-
-    columns: Sequence[str] = ()  # to read
-
-    def __init__(self) -> None:
-        self.lengths = np.zeros(4, np.int64)  # as in [`Task`]
-
-    @abstractmethod
-    def read(self, values: Mapping[str, Any]) -> Any:
-        """Returns the example of a row. Error messages do not name the row."""
-
-    @abstractmethod
-    def answer(self, examples: list[Any]) -> list[Prediction]:
-        """Returns the prediction for each example from [`read`]: columns to add to its row."""
-
-    def answer_windows(self, windows: Iterable[list[Row]]) -> Iterator[tuple[list[Row], list[Prediction]]]:
-        """Yields each window with the predictions of its rows."""
-        for window in windows:
-            yield window, self.answer([example for _, example in window])
-
-    def describe_truncation(self) -> str | None:
-        """Returns a sentence about the texts so far that were too long for the model. None if no text was too long."""
-        return None
 
 
 def choose_device(use_cpu: bool = False) -> torch.device:
@@ -74,7 +44,7 @@ def choose_device(use_cpu: bool = False) -> torch.device:
     return accelerator or torch.device("cpu")
 
 
-class Predictor(RowPredictor):
+class Predictor:
     """Predicts and scores rows with a fine-tuned model.
 
         predictor = Predictor("sst2")
@@ -85,10 +55,9 @@ class Predictor(RowPredictor):
 
     Args:
         model: a folder or Hub name, or a model in memory, which stays on its device.
-        tokenizer: the tokenizer. Default: the tokenizer in the model's folder.
+        tokenizer: default: the tokenizer in the model's folder.
         task: the task, with settings such as the names of columns. Default: the task of the model's head.
-        columns: the columns to predict from. Default: the columns that the task names, the columns that the model was
-            trained on, or common names.
+        columns: the columns to predict from. Default: the task's, the columns of the training data, or common names.
         max_seq_length: maximum tokens of a window in predictions. Default: the limit of the model.
         max_batch_tokens: maximum tokens of a batch.
         bf16: compute in bfloat16.
@@ -97,10 +66,6 @@ class Predictor(RowPredictor):
 
     Attributes:
         intervals: metric -> low and high end of its 95 % interval, of the last call of [`evaluate`].
-
-    Raises:
-        InputError: the model cannot be loaded or has no fine-tuned head, the task does not fit its head, or the
-            tokenizer of a model in memory is missing.
     """
 
     def __init__(
@@ -130,7 +95,7 @@ class Predictor(RowPredictor):
         if task is None:
             task = find_task(find_head(class_name, "model: unexpected class"))()
         elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:
-            raise InputError(f"task: {type(task).__name__} does not fit a {class_name}. Omit `task`.")
+            raise InputError(f"model: a {class_name} does not fit the task {type(task).__name__}.")
         self.model, self.tokenizer, self.task = loaded.eval(), tokenizer, task.copy()
         self.lengths = self.task.lengths
         self.columns = [columns] if isinstance(columns, str) else columns or task.given_columns
@@ -143,37 +108,27 @@ class Predictor(RowPredictor):
         self.task.use_tokenizer(tokenizer, min(max_tokens(loaded, tokenizer), longest))
 
     def predict(self, rows: Any) -> list[Prediction]:
-        """Returns the prediction for each row, as columns to add to the row.
+        """Returns the prediction for each row, as columns to add to the row. docs/how-to/predict.md lists the columns.
 
         If neither `columns` nor the task names the columns, the first call with rows chooses the columns, as
         `snugbert predict` does.
 
-        Args:
-            rows: a `datasets.Dataset`, a DataFrame of pandas, or dicts in a list or another iterable. For a model that
-                reads one text, also texts, or a single text.
-
-        Returns:
-            A dict for each row, such as `predicted_label` and `probabilities` of a text. docs/how-to/predict.md lists
-            the keys of each task.
-
-        Raises:
-            InputError: the columns are missing, or a row has no text in these columns. The message names the row,
-                counted from 1.
+        `rows`: a `datasets.Dataset`, a DataFrame of pandas, or dicts in a list or another iterable. For a model that
+        reads one text, also texts, or a single text.
         """
         trained_columns = get_text_columns(self.model.config.to_dict())
         names = tuple(self.columns or trained_columns)
         choices = (names,) if names else self.task.default_columns
         single = [columns[0] for columns in choices if len(columns) == 1] if self.task.any_columns else []
         dicts = f"a dict with the {' or the '.join(map(describe_columns, choices))}"
-        numbered = number_rows(rows, single[0] if single else None, "a text or a dict" if single else dicts)
-        first = list(islice(numbered, ROWS_TO_INSPECT))
-        if not first:
+        numbered = list(number_rows(rows, single[0] if single else None, "a text or a dict" if single else dicts))
+        if not numbered:
             return []
-        first_rows = [values for _, values in first]
+        first_rows = [values for _, values in numbered[:ROWS_TO_INSPECT]]
         given = self.columns or None
         self.columns = choose_columns(self.task, given, "the rows", first_rows, trained_columns, "columns")
         examples = []
-        for row, values in chain(first, numbered):
+        for row, values in numbered:
             try:
                 examples.append(self.read(values))
             except InputError as error:
@@ -183,12 +138,8 @@ class Predictor(RowPredictor):
     def evaluate(self, data: Any) -> dict[str, float]:
         """Returns the metrics on labeled examples, as in the fine-tuning commands, and sets `intervals`.
 
-        Args:
-            data: rows as in [`FineTuningTrainer`], or a file in a format of the command. Windows have the
-                `max_seq_length` of the task.
-
-        Raises:
-            InputError: the examples cannot be used, have no labels, or their labels differ from the model's.
+        `data`: rows as in [`FineTuningTrainer`], or a file in a format of the command. Windows have the
+        `max_seq_length` of the task.
         """
         config: Any = self.model.config
         source = Path(data) if isinstance(data, str | Path) else load_rows(data, "data")
@@ -199,11 +150,11 @@ class Predictor(RowPredictor):
         return metrics
 
     def read(self, values: Mapping[str, Any]) -> Any:
-        """See [`RowPredictor`]."""
+        """Returns the example of a row. Error messages do not name the row."""
         return self.task.read(values, self.columns)
 
     def answer(self, examples: list[Any]) -> list[Prediction]:
-        """See [`RowPredictor`]."""
+        """Returns the predictions for examples from [`read`], as columns to add to their rows."""
         split = self.task.make_split(examples)
         features = self.task.encode(split)
         return self.task.to_columns(split, self.task.decode(self.run(features), split, features))
@@ -225,19 +176,15 @@ class Predictor(RowPredictor):
         return self.task.output.join_windows(np.split(logits, np.cumsum(choices)[:-1]))
 
     def compute_logits(self, columns: Mapping[str, list[np.ndarray]], has_choices: bool = False) -> list[np.ndarray]:
-        """Computes the logits of each sequence.
+        """Computes the logits of each sequence: float32, *shape* (labels,), or (tokens, labels) for output per token.
 
-        Args:
-            columns: `input_ids` and any other columns with one value per token.
-            has_choices: whether the head is for multiple choice. Each sequence is then an example with one choice.
-
-        Returns:
-            float32, *shape* (labels,) each, or (tokens, labels) if the output is per token.
+        `columns`: `input_ids` and other columns with one value per token. `has_choices`: the head is for multiple
+        choice, so that each sequence is an example with one choice.
         """
         lengths = np.array([len(ids) for ids in columns["input_ids"]])
         results: list[Any] = [None] * len(lengths)
         batches = list(split_by_tokens(lengths, self.max_batch_tokens))
-        packs, multiple = isinstance(self.model.config, SnugBertConfig), None
+        packs, multiple = isinstance(self.model, SnugBertPreTrainedModel), None
         if self.cuda_graphs and packs:
             multiple = choose_prediction_multiple(self.model, self.max_batch_tokens, len(batches))
         for indices in batches:
@@ -279,7 +226,7 @@ class Predictor(RowPredictor):
 
 
 def find_head(class_name: str, place: str) -> str:
-    """Returns the head of a class of models, such as "ForTokenClassification". Messages begin with `place`."""
+    """Returns the head of a class of models, such as "ForTokenClassification"."""
     head = HEADS_BY_CLASS.get(class_name, "")
     if head not in list_tasks():
         raise InputError(f"{place} {class_name}. Expected a fine-tuned model of the BERT family.")
@@ -287,11 +234,7 @@ def find_head(class_name: str, place: str) -> str:
 
 
 def _list_sequences(inputs: Dataset) -> tuple[dict[str, list[np.ndarray]], np.ndarray | None]:
-    """Returns the values of each sequence, and the number of choices or windows of each row.
-
-    The number is None if each row is one sequence. The attention mask is left out, because packed batches do not need
-    one.
-    """
+    """Returns the values of each sequence, and the number of choices or windows of each row. None: one sequence."""
     table = inputs.with_format("arrow")[:]
     columns: dict[str, list[np.ndarray]] = {}
     choices = None
@@ -325,16 +268,8 @@ def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray
 # --- columns ----------------------------------------------------------------------------------------------------
 
 
-class Reader(Protocol):
-    """A task, or a class that predicts with a model of sentence-transformers. [`Task`] describes the attributes."""
-
-    default_columns: ClassVar[tuple[tuple[str, ...], ...]]
-    any_columns: ClassVar[bool]
-    predicted_columns: ClassVar[tuple[str, ...]]
-
-
 def choose_columns(
-    reader: Reader,
+    reader: Any,
     given: Sequence[str] | None,
     source: str,
     first_rows: Sequence[Mapping[str, Any]],
@@ -343,17 +278,15 @@ def choose_columns(
 ) -> Sequence[str]:
     """Returns the given columns, the columns the model was trained on, or the first default columns that exist.
 
+    `reader` is a task, or a class that predicts with a model of sentence-transformers. [`Task`] describes its columns.
     Without `first_rows`, the columns are not checked. `source` and `argument` name the input and its flag in messages.
     """
     numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
     present = list(dict.fromkeys(name for values in first_rows for name in values))
     if given is not None:
-        if len(given) not in numbers:
+        if len(given) not in numbers or (first_rows and not set(given) <= set(present)):
             expected = " or ".join(map(str, numbers))
-            raise InputError(f"{argument}: this model reads {expected} text columns, not {len(given)}.")
-        missing = [name for name in given if first_rows and name not in present]
-        if missing:
-            raise InputError(f"{source}: no column {missing[0]!r}. {list_columns(present)}")
+            raise InputError(f"{source}: {argument} must name {expected} of its columns. {list_columns(present)}")
         return given
     if not first_rows:
         return ("text",) * numbers[0]
@@ -365,16 +298,13 @@ def choose_columns(
     for names in defaults:
         if all(name in first_rows[0] for name in names):
             return names
-    if not reader.any_columns:
-        expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
-        raise InputError(f"{source}: no {expected}. {list_columns(present)} Set {argument}.")
-    try:
-        found, others = find_text_columns(list(first_rows), "label", source)
-    except InputError as error:
-        raise InputError(f"{source}: no text column. {list_columns(present)} Set {argument}.") from error
+    found: tuple[str, ...] = ()
+    others: list[str] = []
+    if reader.any_columns:
+        with suppress(InputError):  # no column contains text
+            found, others = find_text_columns(list(first_rows), "label", source)
     if others or len(found) != numbers[0]:
-        found = (*found, *others)
-        problem = "several text columns" if len(found) > numbers[0] else "this model needs two text columns, found"
-        raise InputError(f"{source}: {problem}: {', '.join(map(repr, found))}.{trained} Set {argument}.")
+        expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
+        raise InputError(f"{source}: no {expected}. {list_columns(present)}{trained} Set {argument}.")
     logger.info("%s: text %s", source, describe_columns(found))
     return found

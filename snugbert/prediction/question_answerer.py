@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.cli.model_arguments import ModelArguments, TokenizerArguments
-from snugbert.data.squad import Question
-from snugbert.families.loading import load_config, load_model, load_tokenizer, max_tokens
-from snugbert.prediction.predictor import Predictor, choose_device
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.errors import InputError
+from snugbert.families.loading import load_tokenizer
+from snugbert.prediction.predictor import Predictor
 from snugbert.tasks.question_answering import QuestionAnswering
 
 
@@ -27,8 +27,7 @@ class QuestionAnswerer:
 
     Args:
         model: a model with a question answering head, such as the output of `snugbert squad`: a folder, a Hub name or
-            a model object. A BERT checkpoint runs as SnugBERT, in float32. A model object is switched to evaluation
-            mode.
+            a model object, which is switched to evaluation mode.
         tokenizer: a tokenizer, or its folder or Hub name. Default: the tokenizer in the model's folder.
         device: the device to run on. Default: an accelerator if there is one. A model object stays on its device.
         batch_size: windows per batch if all have `max_seq_length` tokens. A batch of shorter windows has more of them.
@@ -36,10 +35,6 @@ class QuestionAnswerer:
         doc_stride: tokens that neighboring windows share. Default: 128, or a third of a window below 256 tokens.
         max_query_length: maximum tokens of a question.
         cuda_graphs: whether, on a GPU, calls with at least 3 batches pad them to a few sizes and run CUDA graphs.
-
-    Raises:
-        ValueError: the model or the tokenizer cannot be loaded, the model has no question answering head, or the
-            tokenizer does not encode pairs like BERT's tokenizer.
     """
 
     def __init__(
@@ -55,35 +50,26 @@ class QuestionAnswerer:
     ):
         if isinstance(tokenizer, (str, Path)):
             tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=str(tokenizer)))
-        if isinstance(model, (str, Path)):
-            model, tokenizer = _load(str(model), tokenizer)
-            if device is None:
-                device = choose_device()
-        elif "QuestionAnswering" not in type(model).__name__:  # the naming convention of transformers
-            raise ValueError(f"`model`: a {type(model).__name__} has no question answering head.")
-        if tokenizer is None:
-            raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
-        if tokenizer("a", "b")["input_ids"][0] != tokenizer.cls_token_id:
-            raise ValueError(
-                f"`tokenizer`: pairs of a {type(tokenizer).__name__} do not begin with [CLS]. The logits of [CLS] "
-                'score "no answer". Use the model\'s own tokenizer.'
-            )
-        self.tokenizer = tokenizer
-        self.batch_size = batch_size
-        self.max_seq_length = min(max_seq_length, max_tokens(model, tokenizer))
-        self.max_query_length = max_query_length
+        if isinstance(model, PreTrainedModel) and device is not None:
+            model.to(device)  # type: ignore[arg-type]
         self._predictor = Predictor(
-            model if device is None else model.to(device),  # type: ignore[arg-type]
+            model,
             tokenizer,
-            QuestionAnswering(
-                max_seq_length=self.max_seq_length, doc_stride=doc_stride, max_query_length=max_query_length
-            ),
-            max_seq_length=self.max_seq_length,
-            max_batch_tokens=batch_size * self.max_seq_length,
+            QuestionAnswering(max_seq_length=max_seq_length, doc_stride=doc_stride, max_query_length=max_query_length),
+            max_seq_length=max_seq_length,
             cuda_graphs=cuda_graphs,
+            device=device,
         )
-        self.model = self._predictor.model
+        self.model, self.tokenizer = self._predictor.model, self._predictor.tokenizer
+        if self.tokenizer("a", "b")["input_ids"][0] != self.tokenizer.cls_token_id:
+            raise ValueError(
+                f"`tokenizer`: pairs of a {type(self.tokenizer).__name__} do not begin with [CLS], whose logits score "
+                '"no answer". Use the model\'s own tokenizer.'
+            )
+        self.max_seq_length: int = self._predictor.task.max_length
         self.doc_stride: int = self._predictor.task.args.doc_stride
+        self.batch_size = batch_size
+        self._predictor.max_batch_tokens = batch_size * self.max_seq_length
 
     def __call__(
         self,
@@ -111,11 +97,6 @@ class QuestionAnswerer:
               its last token. Both softmaxes run over [CLS] and the context tokens of all windows.
             - start, end: characters: `context[start:end]` is the answer. Both are 0 if there is no answer.
             - answer: the text of the answer.
-
-        Raises:
-            ValueError: a question or context has no words, a question is longer than `max_query_length` or leaves no
-                room for context in a window, the numbers of questions and contexts differ, or `top_k` or
-                `max_answer_len` is below 1.
         """
         questions = [question] if isinstance(question, str) else list(question)
         contexts = [context] * len(questions) if isinstance(context, str) else list(context)
@@ -123,35 +104,22 @@ class QuestionAnswerer:
             raise ValueError(
                 f"`context`: expected one text or {len(questions)}, one per question, not {len(contexts)}."
             )
-        if min(top_k, max_answer_len) < 1:
-            raise ValueError(f"`top_k` {top_k} and `max_answer_len` {max_answer_len} must be at least 1.")
-        if not questions:
-            return []
-        encoded, limit = self.tokenizer(questions, add_special_tokens=False, verbose=False), self.max_query_length
-        for asked, ids in zip(questions, encoded["input_ids"], strict=True):
-            if not ids:
-                raise ValueError(f"The question {asked!r} has no words.")
-            if len(ids) > limit:
-                tokens = f"{len(ids)} tokens. The limit is {limit} (`max_query_length`)."
-                raise ValueError(f"The question {asked!r} has {tokens}")
         task = self._predictor.task.copy(
             n_best_size=top_k, max_answer_length=max_answer_len, version_2_with_negative=handle_impossible_answer
         )
         task.use_tokenizer(self.tokenizer, self.max_seq_length)
-        pairs = zip(questions, contexts, strict=True)
-        split = task.make_split([Question(repr(question), question, context) for question, context in pairs])
+        examples = []
+        for asked, text in zip(questions, contexts, strict=True):
+            try:
+                row = {"question": asked, "context": text}
+                examples.append(self._predictor.task.read(row, ("question", "context")))
+            except InputError as error:
+                raise InputError(f"{asked!r}: {error}") from error
+        if not examples:
+            return []
+        split = task.make_split(examples)
         windows = task.encode(split)
-        for index, char_starts in zip(windows.question_indices.tolist(), windows.char_starts, strict=True):
-            if not len(char_starts):
-                raise ValueError(f"The context of question {questions[index]!r} has no words: {contexts[index]!r}.")
         answers = task.decode(self._predictor.run(windows), split, windows)
         found = [[answer.extract(candidate) for candidate in answer.n_best[:top_k]] for answer in answers]
         results = [candidates[0] for candidates in found] if top_k == 1 else found
         return results[0] if isinstance(question, str) else results
-
-
-def _load(name: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    args = ModelArguments(model_name_or_path=name)
-    tokenizer = tokenizer or load_tokenizer(args)
-    config = load_config(args, tokenizer)
-    return load_model(AutoModelForQuestionAnswering, args, config, trained=True), tokenizer

@@ -9,6 +9,7 @@ segmentation is itself a longest-match segmentation.
 
 import json
 from collections import Counter
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -27,19 +28,12 @@ FIRST_CHARACTER = 0x10000
 
 
 class Extension(NamedTuple):
-    """New tokens for a tokenizer.
+    """New tokens for a tokenizer."""
 
-    Attributes:
-        tokens: the new tokens in the order of their ids, each with the ids of the old tokens that it consists of.
-        num_words: number of words that the tokens were learned from, counting repetitions. Words with unknown
-            characters were left out.
-        merges: for BPE, the new merges. They are applied in this order, after the old merges.
-    """
-
-    tokens: dict[str, list[int]]
+    tokens: dict[str, list[int]]  # in the order of their ids, with the ids of the old tokens that each consists of
     first_id: int
-    num_words: int
-    merges: list[Merge]
+    num_words: int  # that the tokens were learned from. Words with unknown characters were left out
+    merges: list[Merge]  # for BPE. They are applied in this order, after the old merges
 
 
 def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[TokenizerKind, dict[str, Any]]:
@@ -51,20 +45,17 @@ def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tu
     if _is_byte_level(definition):
         return "byte-bpe", {"do_lower_case": False, "strip_accents": False, "tokenize_chinese_chars": False}
     normalizer = definition["normalizer"] or {"lowercase": False, "strip_accents": False}
-    for kind in KINDS:
-        for chinese in (True, False):
-            settings: dict[str, Any] = {
-                "do_lower_case": normalizer.get("lowercase"),
-                "strip_accents": normalizer.get("strip_accents"),
-                "tokenize_chinese_chars": chinese,
-            }
-            ours = _read_definition(make_tokenizer(kind, **settings))
-            same_words = all(definition[part] == ours[part] for part in ("normalizer", "pre_tokenizer"))
-            models = definition["model"], ours["model"]
-            same_type = models[0]["type"] == models[1]["type"]
-            same_prefix = len({model.get("continuing_subword_prefix") for model in models}) == 1
-            if same_words and same_type and same_prefix:
-                return kind, settings
+    for kind, chinese in product(KINDS, (True, False)):
+        settings: dict[str, Any] = {
+            "do_lower_case": normalizer.get("lowercase"),
+            "strip_accents": normalizer.get("strip_accents"),
+            "tokenize_chinese_chars": chinese,
+        }
+        ours = _read_definition(make_tokenizer(kind, **settings))
+        same_words = all(definition[part] == ours[part] for part in ("normalizer", "pre_tokenizer"))
+        names = ("type", "continuing_subword_prefix")
+        if same_words and all(definition["model"].get(name) == ours["model"].get(name) for name in names):
+            return kind, settings
     # SentencePiece's unigram tokens need probabilities, which merging does not compute.
     raise InputError(
         f"--init: the tokenizer of {name} cannot be extended. Use a tokenizer of BERT, ELECTRA or RoBERTa, or one "
@@ -90,10 +81,7 @@ def learn_extension(
     num_tokens: int,
     min_frequency: int = 2,
 ) -> Extension:
-    """Learns new tokens for `words`. Each new token is a sequence of old tokens.
-
-    `tokenizer`: the old tokenizer. Its ids must have no gaps.
-    """
+    """Learns new tokens for `words`. The ids of the old tokenizer must have no gaps."""
     model, sequences = tokenizer.backend_tokenizer.model, Counter[str]()
     for word, count in words.items():
         ids = [token.id for token in model.tokenize(word)]
@@ -129,9 +117,7 @@ def _decode_ids(characters: str) -> list[int]:
 def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, name: str) -> TokenizersBackend:
     """Makes a tokenizer with the old and the new tokens. BERT's tokenizer becomes a [`SnugBertTokenizer`].
 
-    All old tokens keep their ids, including tokens that were added to the vocabulary.
-
-    `name` is the name of the old tokenizer, for messages. The old tokenizer is not changed.
+    All old tokens keep their ids, including added tokens. `name` is the old tokenizer's, for messages.
     """
     kind, settings = read_tokenizer_settings(tokenizer, name)
     new = {token: index for index, token in enumerate(extension.tokens, start=extension.first_id)}
@@ -167,10 +153,9 @@ def load_init_model(name: str) -> PreTrainedModel | None:
 
 @torch.no_grad()
 def extend_model(model: PreTrainedModel, extension: Extension) -> None:
-    """Adds an embedding and an output bias per new token: the means over the old tokens that it consists of.
+    """Adds an embedding and an output bias per new token, in place: the means over the old tokens it consists of.
 
-    `model`: a SnugBERT model with any head. It is changed in place. It may have more embeddings than the old tokenizer
-    has tokens.
+    A SnugBERT model with any head. It may have more embeddings than the old tokenizer has tokens.
     """
     vocab_size = extension.first_id + len(extension.tokens)
     if vocab_size > model.config.vocab_size:

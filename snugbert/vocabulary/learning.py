@@ -1,10 +1,8 @@
 """Text -> word counts -> tokens -> a tokenizer: WordPiece, byte pair encoding (BPE), or byte-level BPE.
 
-All three learn by merging. They start from single characters or bytes, and repeatedly make the most frequent pair of
-neighboring tokens a new token. WordPiece and BPE learn the same tokens, with `##` inside a word, but
-split words differently. WordPiece takes the longest matching token from the left, and a word with an unknown character
-becomes [UNK]. BPE applies the merges in the order in which they were learned, and only the unknown character becomes
-[UNK].
+All three start from single characters or bytes, and repeatedly make the most frequent pair of neighboring tokens a new
+token. WordPiece and BPE learn the same tokens, with `##` inside a word, but split words differently: WordPiece takes
+the longest matching token from the left, and BPE applies the merges in order.
 
     tokenizer = make_tokenizer("wordpiece")
     words = count_words(read_lines(find_files(["corpus/*.txt.gz"])), tokenizer)
@@ -48,12 +46,6 @@ CHARACTERS_AT_ONCE = 4_000_000  # between two updates of the word table. The wor
 # The library counts pairs in 32 bits, and silently loses a pair that overflows. 8 % of English words begin with "th".
 MOST_TRAINING_WORDS = 1_000_000_000
 
-SAMPLE_CHARACTERS = 1_000_000  # at the start of a text
-# Share of words with accents. English Wikipedia has 0.5 %, English books have less than 0.1 %. German names of
-# countries, languages and currencies have 7 %, French names 18 %, and Polish names 15 %.
-MANY_ACCENTS = 0.01
-EXAMPLE_LENGTH = 100  # characters
-
 _BETWEEN_CHUNKS = re.compile(r"(?<=\S) (?=\S)")
 
 
@@ -71,9 +63,8 @@ def make_tokenizer(
     """Makes a tokenizer that formats text as BERT does: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], token types 0 and 1.
 
     BPE and byte-level BPE are plain transformers tokenizers, which `AutoTokenizer` opens without SnugBERT. In
-    byte-level BPE, a word's first token includes the space before it, even at the start of a text. So a word always
-    gets the same tokens, even in lists of words. [MASK] replaces a word and the space before it. There is no [UNK],
-    and `decode` returns the original text without one leading space, unless case or accents were removed.
+    byte-level BPE, a word's first token includes the space before it, even at the start of a text, and [MASK] replaces
+    both. So a word always gets the same tokens, even in lists of words.
 
     Args:
         tokens: the vocabulary in the order of ids, including [`SPECIAL_TOKENS`].
@@ -95,24 +86,23 @@ def make_tokenizer(
     bert_format = processors.BertProcessing(
         ("[SEP]", SPECIAL_TOKENS.index("[SEP]")), ("[CLS]", SPECIAL_TOKENS.index("[CLS]"))
     )
+    # In byte-level BPE, `decode` could not restore the spaces and control characters that cleaning adds or removes.
+    normalizer = normalizers.BertNormalizer(
+        clean_text=kind == "bpe",
+        handle_chinese_chars=kind == "bpe" and tokenize_chinese_chars,
+        strip_accents=strip_accents,
+        lowercase=do_lower_case,
+    )
     if kind == "bpe":
         tokenizer = Tokenizer(BPE(vocabulary, list(merges), unk_token="[UNK]", continuing_subword_prefix="##"))
-        tokenizer.normalizer = normalizers.BertNormalizer(
-            clean_text=True,
-            handle_chinese_chars=tokenize_chinese_chars,
-            strip_accents=strip_accents,
-            lowercase=do_lower_case,
-        )
+        tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece(prefix="##")
         tokenizer.post_processor = bert_format
     else:
         tokenizer = Tokenizer(BPE(vocabulary, list(merges)))
         if do_lower_case or strip_accents:
-            # Cleaning text would add or remove spaces and control characters, and `decode` could not restore them.
-            tokenizer.normalizer = normalizers.BertNormalizer(
-                clean_text=False, handle_chinese_chars=False, strip_accents=strip_accents, lowercase=do_lower_case
-            )
+            tokenizer.normalizer = normalizer
         # ByteLevel's own prefix option would also add a space after every [MASK].
         prefix = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False)
         chinese = [pre_tokenizers.Split(Regex(r" ?\p{Han}"), "isolated")] if tokenize_chinese_chars else []
@@ -139,12 +129,9 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Cou
     """Counts the words of a text. A word is a unit that `tokenizer` then splits into tokens.
 
     Words of more than 100 characters are left out. When the table exceeds 2,000,000 words, the rarer half is dropped,
-    with all words of the same count as the most frequent dropped word. So memory is bounded, and a count is a lower
-    bound if the word was dropped before. word2vec prunes the same way. The result is reproducible, because pruning
-    depends only on the counts.
+    as in word2vec. So memory is bounded. The result is reproducible, because pruning depends only on the counts.
 
-    `tokenizer`: from [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is not
-    used.
+    `tokenizer`: from [`make_tokenizer`]. Its vocabulary is not used.
     """
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
@@ -189,15 +176,11 @@ def learn_tokens(
 ) -> tuple[list[str], list[Merge]]:
     """Learns a vocabulary with the tokenizers library's BPE trainer, which its WordPiece trainer uses as well.
 
-    Starting from single characters, the most frequent pair of neighboring tokens becomes a new token, until there are
-    `vocab_size` tokens. Tokens inside a word begin with `##`, except in byte-level BPE.
-
-    Args:
-        words: number of occurrences of each word, from [`count_words`]. Above 10^9 in total, counts are scaled down.
+    `words`: number of occurrences of each word, from [`count_words`]. Above 10^9 in total, counts are scaled down.
 
     Returns:
-        The tokens in the order of their ids, and the merged pairs in order. The tokens are: the five special tokens,
-        characters that begin a word, characters inside words (or the 256 bytes), and longer tokens as learned.
+        The tokens in the order of their ids: the five special tokens, characters that begin a word, characters inside
+        words (or the 256 bytes), and longer tokens as learned. And the merged pairs in order.
     """
     if kind == "byte-bpe":
         prefix = None
@@ -227,11 +210,8 @@ def merge_pairs(
 ) -> tuple[list[str], list[Merge]]:
     """Repeatedly merges the most frequent pair of neighbors in `words`. Returns tokens and merged pairs, in order.
 
-    Of equally frequent pairs, the pair with the lowest ids is merged first.
-
-    Args:
-        words: number of occurrences of each word. Words contain no spaces.
-        initial: the tokens to start with, in the order of their ids, including all characters of the words.
+    Of equally frequent pairs, the pair with the lowest ids is merged first. Words contain no spaces. `initial`: the
+    tokens to start with, in the order of their ids, including all characters of the words.
     """
     # The library breaks ties between pairs by the ids of their tokens. But it numbers the ## characters in the order
     # of a hash map, which differs between processes (huggingface/tokenizers#1794). Special tokens have fixed ids.
@@ -281,48 +261,17 @@ def _repeat_words(words: Counter[str], scale: int) -> Iterator[str]:
 # BERT's English models are often uncased: lowercased and without accents. Its multilingual models are cased, because
 # accents distinguish words in many languages. Google recommends bert-base-multilingual-cased over its uncased model.
 
-_words = pre_tokenizers.Split(Regex(r"[^\p{L}\p{M}\p{N}]+"), "removed")
-_composed = normalizers.NFC()  # so that a letter and its accent are compared as one character
-_without_accents = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), _composed])
-
 
 def default_casing(language: str | None, kind: TokenizerKind, given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings for case and accents: the given settings, and defaults for the language.
-
-    Args:
-        language: language code. None: English.
-        given: some of the arguments of [`make_tokenizer`].
-    """
+    """Returns arguments of [`make_tokenizer`]: the given settings, and defaults for the language, or for English."""
     if primary_language(language or DEFAULT) == DEFAULT:
         return {"do_lower_case": kind != "byte-bpe", **given}
     return {"do_lower_case": False, "strip_accents": False, **given}
 
 
-def strips_accents(casing: dict[str, Any]) -> bool:
-    """Whether settings of [`make_tokenizer`] remove accents."""
-    strip = casing.get("strip_accents")
-    return bool(casing["do_lower_case"] if strip is None else strip)
-
-
-def take_sample(lines: Iterator[str]) -> list[str]:
-    """Returns the start of a text, to show what the settings for case and accents do."""
-    sample: list[str] = []
-    characters = 0
-    while characters < SAMPLE_CHARACTERS and (line := next(lines, None)) is not None:
-        sample.append(line)
-        characters += len(line)
-    return sample
-
-
-def measure_accents(lines: Iterable[str]) -> float:
-    """Returns the share of words with an accent."""
-    words = Counter(word for line in lines for word, _ in _words.pre_tokenize_str(line))
-    accented = [word for word in words if _without_accents.normalize_str(word) != _composed.normalize_str(word)]
-    return sum(words[word] for word in accented) / max(1, words.total())
-
-
 def describe_casing(casing: dict[str, Any]) -> str:
     """Returns a sentence about what settings of [`make_tokenizer`] do to case and accents."""
-    lower, strip = casing["do_lower_case"], strips_accents(casing)
+    lower, strip = bool(casing["do_lower_case"]), casing.get("strip_accents")
+    strip = lower if strip is None else strip
     case, accents = ("removed" if lower else "kept"), ("removed" if strip else "kept")
     return f"Case and accents: both {case}." if lower == strip else f"Case: {case}. Accents: {accents}."

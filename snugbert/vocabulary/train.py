@@ -39,21 +39,18 @@ from snugbert.vocabulary.extension import (
     tokens_per_word,
 )
 from snugbert.vocabulary.learning import (
-    EXAMPLE_LENGTH,
-    MANY_ACCENTS,
     TokenizerKind,
     count_words,
     default_casing,
     describe_casing,
     learn_tokens,
     make_tokenizer,
-    measure_accents,
-    strips_accents,
-    take_sample,
 )
 from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments
 
 Flags = dict[str, Any]
+
+EXAMPLE_LENGTH = 100  # characters
 
 # Files that mark a folder as a tokenizer or a model.
 MARKING_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
@@ -63,9 +60,6 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
     """Learns or extends a tokenizer, saves it, and prints a summary and the next command. Returns the tokenizer.
 
     With `init`, a model in its folder is extended, too.
-
-    Raises:
-        InputError: the text, the settings, the output folder or the folder of `init` cannot be used.
     """
     output_dir = Path(args.output_dir)
     check_new_results(output_dir, MARKING_FILES, args.overwrite_output_dir)
@@ -75,18 +69,14 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
         lines = chain.from_iterable(read_dataset_documents(args, log))
     else:
         lines = read_lines(find_files(args.train_file), args.text_column_name, log)
-    sample = take_sample(lines)
-    if not sample:
-        summary = f" {log.summarize()}" if log.summarize() else ""
+    first = next(lines, None)
+    if first is None:
         source = args.dataset_name or ", ".join(args.train_file)
-        raise InputError(f"{source}: the text is empty.{summary}")
+        raise InputError(f"{source}: the text is empty. {log.summarize()}".rstrip())
     output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
 
-    lines = chain(sample, lines)
-    if args.init is None:
-        tokenizer, model_flags = _learn(args, output_dir, lines, measure_accents(sample))
-    else:
-        tokenizer, model_flags = _extend(args, output_dir, lines)
+    learn = _learn if args.init is None else _extend
+    tokenizer, model_flags = learn(args, output_dir, chain([first], lines))
     with explaining_failed_writes(output_dir, "run the same command again"):
         _save(tokenizer, output_dir)
 
@@ -97,14 +87,14 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
         )
     if summary := log.summarize():
         _print(f"Note: {summary}")
-    example = sample[0][:EXAMPLE_LENGTH]
+    example = first[:EXAMPLE_LENGTH]
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
     print(f"Written to {output_dir}.")
     text_flags = changed_flags(args, [field.name for field in fields(TextArguments)])
     flags = {**model_flags, **text_flags, "output_dir": "pretrained"}
     print(f"Next: {format_command('pretrain', flags)}")
     if read_language(tokenizer) is None:
-        _print("Add --language if the text is not English.")
+        _print("Add --language if the text is not English. Other languages keep case and accents.")
     return tokenizer
 
 
@@ -112,9 +102,7 @@ def _print(message: str) -> None:
     print(name_arguments(message))
 
 
-def _learn(
-    args: VocabularyArguments, output_dir: Path, lines: Iterator[str], share_with_accents: float
-) -> tuple[TokenizersBackend, Flags]:
+def _learn(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -> tuple[TokenizersBackend, Flags]:
     """Learns a new tokenizer. Also returns flags of `snugbert pretrain` that name it and a model."""
     kind: TokenizerKind = args.model or "wordpiece"  # type: ignore[assignment]
     casing = default_casing(args.language, kind, args.casing)
@@ -124,12 +112,6 @@ def _learn(
     store_language(args.language, tokenizer)
     print(f"Learned {len(tokens):,} tokens ({kind}) from {_format_counts(words)}.")
     _print(describe_casing(casing))
-    forgotten = args.language is None and args.strip_accents is None and strips_accents(casing)
-    if forgotten and share_with_accents >= MANY_ACCENTS:
-        _print(
-            f"{share_with_accents:.1%} of the words have accents. If the text is not English, add --language, such as "
-            "--language de, which keeps case and accents."
-        )
     return tokenizer, _new_model(output_dir, tokenizer, words)
 
 
@@ -167,13 +149,9 @@ def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -
     # This can fail, so it comes before anything is written.
     generator = None if generator_folder is None else load_init_model(str(generator_folder))
     remove_generator(output_dir)
-    _extend_and_save(model, extension, output_dir)
-    print(f"The {type(model).__name__} was extended, too. New embeddings are means of old embeddings.")
+    _extend_and_save(model, extension, tokenizer, output_dir)
     if generator is not None:
-        _extend_and_save(generator, extension, output_dir / GENERATOR_FOLDER)
-        with explaining_failed_writes(output_dir, "run the same command again"):
-            _save(tokenizer, output_dir / GENERATOR_FOLDER)
-        print("The generator was extended, too.")
+        _extend_and_save(generator, extension, tokenizer, output_dir / GENERATOR_FOLDER)
     flags: Flags = {"model_name_or_path": output_dir}
     if is_electra:
         flags["objective"] = "electra"
@@ -182,26 +160,25 @@ def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -
     return tokenizer, flags
 
 
-def _extend_and_save(model: PreTrainedModel, extension: Extension, folder: Path) -> None:
+def _extend_and_save(model: PreTrainedModel, extension: Extension, tokenizer: TokenizersBackend, folder: Path) -> None:
     extend_model(model, extension)
     with explaining_failed_writes(folder, "run the same command again"):
         model.save_pretrained(folder)
+        _save(tokenizer, folder)
+    print(f"The {type(model).__name__} was extended, too. New embeddings are means of old embeddings.")
 
 
 def _check_init(
     args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str, kind: TokenizerKind, settings: dict[str, Any]
 ) -> None:
-    """Raises an [`InputError`] if an argument contradicts the tokenizer to extend."""
-    if args.model not in (None, kind):
-        raise InputError(f"--model {args.model}: the tokenizer of {name} is {kind}. Remove --model.")
+    """Checks that no argument contradicts the tokenizer to extend."""
     if settings["strip_accents"] is None:
         settings = settings | {"strip_accents": settings["do_lower_case"]}
-    for flag, value in args.casing.items():
-        if value != settings[flag]:
-            raise InputError(
-                f"--{flag} {str(value).lower()}: the tokenizer of {name} was learned with "
-                f"{str(settings[flag]).lower()}. Remove the flag."
-            )
+    old_settings = settings | {"model": kind}
+    for flag, value in (args.casing | {"model": args.model or kind}).items():
+        if value != old_settings[flag]:
+            before = str(old_settings[flag]).lower()
+            raise InputError(f"--{flag} {str(value).lower()}: {name} has {before}. Remove the flag.")
     check_ids(old, name)
     if args.vocab_size <= len(old):
         raise InputError(

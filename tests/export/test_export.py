@@ -10,7 +10,6 @@ import family_checkpoints
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from huggingface_hub import ModelCard
 from parity import HEADS
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -158,7 +157,7 @@ def test_an_existing_model_is_replaced_only_on_request(checkpoint, tmp_path):
     (output / "mine.txt").write_text("kept")
     (output / "README.md").write_text("my own card")
     for _ in range(2):
-        with pytest.raises(InputError, match="already contains a model"):
+        with pytest.raises(InputError, match="already contains"):
             export_model(source, output, "bert")
         (output / "config.json").unlink(missing_ok=True)  # a folder with the model of an engine counts, too
     assert (output / "onnx/model.onnx").exists()
@@ -183,7 +182,6 @@ def test_similarities_are_scored(checkpoint, tmp_path, data_dir):
         ("Model", ["--to", "onnx", "--calibration_file", __file__], "--calibration_file needs --dtype int8"),
         ("Model", ["--to", "onnx", "--text_file", "none.txt"], "--text_file: none.txt: no such file"),
         ("ForMaskedLM", ["--to", "onnx", "--validation_file", __file__], "ForMaskedLM cannot be scored"),
-        ("Model", ["--to", "onnx", "--task_name", "sst2"], "--task_name needs --validation_file"),
         ("Model", ["--to", "tensorrt"], "--to: unknown value 'tensorrt'"),
     ],
 )
@@ -195,13 +193,8 @@ def test_errors(checkpoint, tmp_path, capsys, head, arguments, message):
 
 def test_python_arguments(checkpoint, tmp_path):
     """The dtype may be from torch."""
-    examples = {"validation_file": __file__, "eval_dataset": Dataset.from_dict({"text": ["good"], "label": [1]})}
-    for arguments, message in (
-        ({"dtype": torch.bfloat16}, "--dtype: unknown value 'bfloat16'"),
-        (examples, "--validation_file and eval_dataset cannot be combined"),
-    ):
-        with pytest.raises(InputError, match=message):
-            export_model("model", tmp_path / "out", "bert", **arguments)
+    with pytest.raises(InputError, match="--dtype: unknown value 'bfloat16'"):
+        export_model("model", tmp_path / "out", "bert", dtype=torch.bfloat16)
     assert export_model(checkpoint("Model"), tmp_path / "out", "bert", dtype=torch.float16).dtype == "float16"
     assert SnugBertModel.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.float16
 

@@ -302,7 +302,7 @@ def test_the_command_prints_a_summary(tmp_path, capsys):
     (tmp_path / "bert" / "modeling_snugbert.py").touch()
     (tmp_path / "bert" / "mine.md").write_text("mine")
     assert main(arguments) == 2
-    assert "contains a model (config.json). Choose another folder" in capsys.readouterr().err
+    assert "contains config.json. Choose another folder" in capsys.readouterr().err
     assert main([*arguments, "--overwrite_output_dir"]) == 0
     assert {file.name for file in (tmp_path / "bert").iterdir()} == {"config.json", "model.safetensors", "mine.md"}
 
@@ -311,7 +311,7 @@ def test_the_output_folder_is_protected(tmp_path):
     source = write_classifier(tmp_path / "source")
     with pytest.raises(InputError, match="source: input and output are the same folder"):
         convert_model(source, tmp_path / "x" / ".." / "source", "bert", overwrite_output_dir=True)
-    with pytest.raises(InputError, match=r"config\.json: the output is a file"):
+    with pytest.raises(InputError, match=r"config\.json is a file"):
         convert_model(source, source / "config.json", "bert")
     # The disk is full after 100 kB: the old model is unchanged, and no partial output remains.
     write_classifier(tmp_path / "output")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from parity import CONFIG, packed
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import snugbert
 from snugbert.errors import InputError
@@ -104,8 +104,8 @@ def test_a_real_bert(tmp_path, minilm, capsys):
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        ("roberta", r"--max_position_embeddings 39: .*source already has 40 positions\. Use a larger number"),
-        ("deberta-v2", r"source has relative positions, which have no limit\. Remove the flag"),
+        ("roberta", r"--max_position_embeddings 39: .*source already has 40 positions\."),
+        ("deberta-v2", r"source already has relative positions, which have no limit\."),
     ],
 )
 def test_refused_requests(family, message, tmp_path):
@@ -120,16 +120,6 @@ def test_an_equal_number_of_positions_changes_nothing(tmp_path):
     done = convert_model(source, tmp_path / "equal", "roberta", max_position_embeddings=BEFORE)
     weights, equal = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "equal"))
     assert done.notes == [] and torch.equal(weights[ROBERTA_POSITIONS], equal[ROBERTA_POSITIONS])
-
-
-def test_positions_that_are_not_finite_are_refused(tmp_path):
-    source = family_checkpoints.write_checkpoint(tmp_path / "source", "roberta", max_position_embeddings=BEFORE + 2)
-    weights = load_file(source / "model.safetensors")
-    weights[ROBERTA_POSITIONS][7, 0] = float("nan")
-    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match="position embeddings are NaN or infinite"):
-        convert_model(source, tmp_path / "out", "snugbert", max_position_embeddings=AFTER)
-    assert not (tmp_path / "out").exists()
 
 
 def test_computed_positions_get_a_new_limit(tmp_path):

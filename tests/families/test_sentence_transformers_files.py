@@ -70,20 +70,15 @@ def test_an_old_folder_keeps_its_settings(encoder, tmp_path):
     assert again.max_seq_length == 64
 
 
-def test_what_old_versions_cannot_express_stays_as_it_is(encoder, tmp_path, capsys):
-    """Old versions concatenate the modes of a pooling in their own order. Code stays behind, and links are refused."""
+def test_what_old_versions_cannot_express_stays_as_it_is(encoder, tmp_path):
+    """Old versions concatenate the modes of a pooling in their own order. Code and links stay behind."""
     shutil.copytree(encoder, tmp_path / "encoder")
     (tmp_path / "token").write_text("secret")
     (tmp_path / "encoder/1_Pooling/token.txt").symlink_to(tmp_path / "token")
-    with pytest.raises(InputError, match=r"1_Pooling/token\.txt is a link to a file outside the model"):
-        convert_model(tmp_path / "encoder", tmp_path / "refused", "bert")
-    assert not (tmp_path / "refused").exists()
-    (tmp_path / "encoder/1_Pooling/token.txt").unlink()
     (tmp_path / "encoder/1_Pooling/module.py").touch()
     pooling = tmp_path / "encoder/1_Pooling/config.json"
     pooling.write_text(pooling.read_text().replace('"cls"', '"x"').replace('"mean"', '"cls"').replace('"x"', '"mean"'))
-    done = convert_model(tmp_path / "encoder", tmp_path / "bert", "bert")
-    assert any("modules.json has modules that old versions cannot express" in note for note in done.notes)
+    convert_model(tmp_path / "encoder", tmp_path / "bert", "bert")
     assert [file.name for file in (tmp_path / "bert/1_Pooling").iterdir()] == ["config.json"]
     expected, model = (SentenceTransformer(str(tmp_path / name)) for name in ("encoder", "bert"))
     np.testing.assert_allclose(model.encode(TEXTS), expected.encode(TEXTS), atol=1e-5)
@@ -115,19 +110,10 @@ def test_a_reranker_keeps_its_activation(tmp_path):
         np.testing.assert_allclose(model.predict(pairs), reranker.predict(pairs), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("modules.json", "[", "modules.json is not JSON"),
-        ("modules.json", "[]", "expected a list of modules"),
-        ("modules.json", '[{"type": "a.Transformer", "path": "../x"}]', "outside the folder"),
-        ("1_Pooling/config.json", '{"pooling_mode": "median", "embedding_dimension": 8}', "unknown pooling"),
-        ("1_Pooling/config.json", "{}", "unknown pooling"),
-    ],
-)
-def test_damaged_files(encoder, tmp_path, name, content, message):
+@pytest.mark.parametrize("content", ["[", "[]", '[{"type": "a.Transformer", "path": "../x"}]'])
+def test_damaged_files(encoder, tmp_path, content):
     shutil.copytree(encoder, tmp_path / "damaged")
-    (tmp_path / "damaged" / name).write_text(content)
-    with pytest.raises(InputError, match=message):
+    (tmp_path / "damaged/modules.json").write_text(content)
+    with pytest.raises(InputError, match=r"modules\.json: expected a list of modules"):
         convert_model(tmp_path / "damaged", tmp_path / "out", "bert")
     assert [file.name for file in tmp_path.iterdir()] == ["damaged"]

@@ -13,9 +13,10 @@ from parity import CONFIG, NUM_LABELS, ours_and_stock, ragged_batch
 from safetensors.torch import load_file, save_file
 
 import snugbert
+from snugbert.cli.model_arguments import CONVERTED_TYPES
 from snugbert.configuration_snugbert import LOADABLE_TYPES
 from snugbert.errors import InputError
-from snugbert.families.conversion import CONVERTED_TYPES, convert_model
+from snugbert.families.conversion import convert_model
 from snugbert.families.reading import CLASSES, MODEL_TYPES, STOCK_NAMES, read_checkpoint
 from snugbert.families.stock_models import express
 from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES

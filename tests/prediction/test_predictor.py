@@ -56,9 +56,9 @@ def test_a_task_names_the_columns_and_fits_the_head(classifier):
     renamed = [{"a": row["question"], "b": row["title"], "text": "no"} for row in rows()]
     task = TextClassification(text_column_names="a, b")
     assert Predictor(classifier, task=task).predict(renamed) == expected
-    with pytest.raises(InputError, match="no column 'a'"):
+    with pytest.raises(InputError, match="columns must name 1 or 2 of its columns"):
         Predictor(classifier, task=task).predict(rows())
-    with pytest.raises(InputError, match=r"task: Tagging does not fit a SnugBertForSequenceClassification"):
+    with pytest.raises(InputError, match="model: a SnugBertForSequenceClassification does not fit the task Tagging"):
         Predictor(classifier, task=Tagging())
     one = Predictor(classifier, columns="question")  # a name, not a list of letters
     assert [len(row) for row in one.predict(rows())] == [2] * len(rows())

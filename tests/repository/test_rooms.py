@@ -15,8 +15,8 @@ ORDER = (
     ("trainers/run",),
     ("trainers",),
     ("trainers/pretraining", "trainers/finetuning"),
-    ("vocabulary", "evaluation", "prediction", "export"),
-    ("demo",),
+    ("vocabulary", "evaluation", "prediction"),
+    ("export", "demo"),
 )
 LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 

@@ -10,7 +10,6 @@ from itertools import chain, islice
 from pathlib import Path
 
 import pytest
-from babel import Locale
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -27,13 +26,10 @@ from snugbert.errors import InputError
 from snugbert.vocabulary import learning
 from snugbert.vocabulary.learning import (
     KINDS,
-    MANY_ACCENTS,
     SPECIAL_TOKENS,
     count_words,
     learn_tokens,
     make_tokenizer,
-    measure_accents,
-    take_sample,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -268,7 +264,7 @@ def test_the_default_of_german_is_the_one_of_multilingual_bert(german, tmp_path)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "both removed.\n26.7% of the words have accents."),
+        ([], "Other languages keep case and accents."),
         (["--language", "en"], "both removed.\nNote: the vocabulary has fewer"),
         (["--language", "de"], "both kept.\n"),
         (["--no_strip_accents"], "Case: removed. Accents: kept."),
@@ -290,22 +286,3 @@ def test_the_settings_of_an_existing_tokenizer_hold(german, tmp_path, capsys):
     assert f"both removed. These are the settings of {tmp_path / 'old'}." in capsys.readouterr().out
     with pytest.raises(InputError, match=r"--language fr: the language of the tokenizer .*new is de"):
         learn(tmp_path / "newer", more, "--init", str(tmp_path / "new"), "--language", "fr")
-
-
-@pytest.mark.parametrize("code", ["de", "fr", "pl", "vi", "ru", "el", "hi", "tr"])
-def test_languages_with_accents_are_recognized(code):
-    """Names of countries and languages, also in scripts whose vowels or letters count as accents."""
-    locale = Locale(code)
-    assert measure_accents(chain(locale.territories.values(), locale.languages.values())) > 0.05
-
-
-def test_english_text_is_recognized(data_dir):
-    for name in ("wiki_en/train.txt.gz", "books_en/train-00.txt.gz"):
-        assert measure_accents(take_sample(read_lines([data_dir / name]))) < MANY_ACCENTS
-    assert measure_accents(["e\u0301te\u0301"]) == 1  # combining accents
-
-
-def test_a_sample_loses_no_line(monkeypatch):
-    monkeypatch.setattr(learning, "SAMPLE_CHARACTERS", 20)
-    lines = iter(["plain words", "a longer line", "late"])
-    assert (take_sample(lines), list(lines)) == (["plain words", "a longer line"], ["late"])

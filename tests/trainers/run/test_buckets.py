@@ -298,7 +298,7 @@ def test_fine_tuning_and_what_follows_in_a_bucket(bucket, small_run, tmp_path, c
     assert command("export BUCKET/cls BUCKET/bert --to bert") == 0
     assert f"to {url}/bert\n" in capsys.readouterr().err
     assert command("export BUCKET/cls BUCKET/bert --to bert") == 2
-    assert "/bert: already contains a model" in capsys.readouterr().err
+    assert "/bert already contains config.json" in capsys.readouterr().err
     text = f"--validation_file {small_run['validation_file']} --lines_are_sentences true"
     assert command(f"evaluate --config_name tiny --tokenizer_name BUCKET/tok {text} --output_dir BUCKET/scores") == 0
     assert (folder / "scores/results.json").exists()
