@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from snugbert.errors import InputError
 
 WIDEST_VALUE = 40  # characters of a value in a message
@@ -34,12 +36,16 @@ def check_continuation(record: Any, kind: str, settings: Mapping[str, Any], plac
         place: the flag and the file or folder, for the message.
         remedy: what to do instead, for the message.
     """
-    now = make_record(kind, settings)["settings"]
+    current = make_record(kind, settings)
+    now = current["settings"]
     try:
+        is_newer = Version(record["version"]) > Version(current["version"])
         before = dict(record["settings"])
         other_kind = record["kind"] != kind
-    except (KeyError, TypeError, ValueError) as error:
+    except (InvalidVersion, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} is damaged. {remedy}") from error
+    if is_newer:
+        raise InputError(f"{place} was written by SnugBERT {record['version']}. Upgrade SnugBERT. {remedy}")
     if other_kind:
         raise InputError(f"{place} contains {record['kind']}, not {kind}. {remedy}")
     if changes := list_changes(before, now):
