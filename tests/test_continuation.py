@@ -41,6 +41,8 @@ def test_a_difference_is_shown_in_two_columns():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"version": "99.0"}, "was written by SnugBERT 99.0. Upgrade SnugBERT."),
+        ({"version": None}, "is damaged"),
         ({"settings": 3}, "is damaged"),
         ({"kind": "sweep"}, "contains sweep, not run"),
     ],

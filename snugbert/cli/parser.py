@@ -211,14 +211,6 @@ def _complete_help(action: Action) -> str:
     return f"{text} Default: {str(value).lower() if isinstance(value, bool) else value}."
 
 
-def compose_yaml(text: str) -> yaml.Node | None:
-    """Reads YAML. Errors are a ValueError. Only the sweep file of before issue 68 uses it."""
-    try:
-        return yaml.compose(text, yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(" ".join(str(error).split())) from error
-
-
 def parse_arguments(
     dataclass_types: Sequence[Any], argv: list[str], prog: str, description: str = "", example: str = ""
 ) -> tuple[Any, ...]:

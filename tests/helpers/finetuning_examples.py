@@ -150,7 +150,7 @@ def new_distillation_trainer(head: str, tokenizer, folder, data=None, teacher=No
     logits = compute_items(plain, data, hash_model(plain.model), str(folder / "cache"))
     first_items = np.concatenate([[0], np.cumsum(OUTPUTS[head].count_items(data))])
     student = prepare_examples(head, tokenizer, data)
-    student.soft_targets = SoftTargets(hash_model(plain.model), logits, first_items, "single_label_classification")
+    student.soft_targets = SoftTargets(hash_model(plain.model), logits, first_items)
     return DistillationTrainer(task=student, args=plain.args)
 
 

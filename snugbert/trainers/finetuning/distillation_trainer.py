@@ -11,21 +11,19 @@ import copy
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from accelerate.utils import broadcast_object_list
-from datasets import Dataset
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
 from snugbert.families.loading import load_tokenizer
@@ -33,19 +31,22 @@ from snugbert.families.students import hash_model
 from snugbert.files import hash_json, replacing
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.storage.inputs import work_folder
-from snugbert.tasks.base import Sources, Task
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.tasks.base import Problem, Sources, Task
+from snugbert.tasks.outputs import UNLABELED, Output
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-from snugbert.trainers.finetuning.losses import ROW, TEACHER_LOGITS, SoftTargetCollator, distillation_loss
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import digest_features
-from snugbert.trainers.run.processes import raise_together, wait_for_all
+from snugbert.trainers.finetuning.sweep_file import DISTILLATION_SETTINGS
+from snugbert.trainers.run.processes import raise_together
 
 PART = 16384  # examples in a file of cached logits: some minutes of work on a CPU
 
 logger = logging.getLogger(__name__)
 
 TEACHERS = "teachers"  # folder in the cache
+ROW = "soft_target_row"  # column with the number of the example
+TEACHER_LOGITS = "teacher_logits"
 
 
 class DistillationTrainer(FineTuningTrainer):
@@ -66,7 +67,7 @@ class DistillationTrainer(FineTuningTrainer):
         kwargs: as in [`FineTuningTrainer`].
     """
 
-    compared_names = (*FineTuningTrainer.compared_names, "distillation_temperature", "distillation_weight")
+    compared_names = (*FineTuningTrainer.compared_names, *DISTILLATION_SETTINGS)
 
     def __init__(
         self,
@@ -89,17 +90,14 @@ class DistillationTrainer(FineTuningTrainer):
             sources = name_sources(
                 train_dataset=train_dataset, unlabeled_dataset=unlabeled_dataset, eval_dataset=first
             )
-            check_distillation(args, sources)
-            is_new = isinstance(model, str) and model in SIZES and not Path(model).exists()
-            if is_new and processing_class is None and not isinstance(teacher, PreTrainedModel):
-                processing_class = load_tokenizer(TokenizerArguments(tokenizer_name=str(teacher)))
-            model_args = name_model(model, processing_class)
-            model_args.teacher_name_or_path = str(teacher) if isinstance(teacher, str | Path) else None
             in_memory = isinstance(teacher, PreTrainedModel)
             teacher_args = name_model(teacher, processing_class if in_memory else None)
-            prepared_teacher = prepare_task(task, teacher_args, sources, is_teacher=True)
-            task = prepare_task(task, model_args, sources, prepared_teacher)
-            add_soft_targets(task, prepared_teacher, args)
+            is_new = isinstance(model, str) and model in SIZES and not Path(model).exists()
+            if is_new and processing_class is None and not in_memory:
+                processing_class = load_tokenizer(teacher_args)
+            model_args = name_model(model, processing_class)
+            model_args.teacher_name_or_path = None if in_memory else str(teacher)
+            task = prepare_student(task, model_args, teacher_args, sources, args)
         assert task.soft_targets is not None
         self.targets = task.soft_targets
         super().__init__(task=task, args=args, eval_dataset=eval_dataset, **kwargs)
@@ -125,9 +123,9 @@ class DistillationTrainer(FineTuningTrainer):
         outputs = model(**inputs)
         # `list_items` leaves out the padding of filled rows.
         parts = list(self.output.list_items(outputs, inputs, labels, teacher))
+        kind = self.prepared.task.problem
         losses = [
-            distillation_loss(*items, self.targets.kind, args.distillation_temperature, args.distillation_weight)
-            for items in parts
+            distillation_loss(*items, kind, args.distillation_temperature, args.distillation_weight) for items in parts
         ]
         count: Any = num_items_in_batch
         if count is None:
@@ -139,8 +137,79 @@ class DistillationTrainer(FineTuningTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def check_distillation(args: FineTuningArguments, sources: Sources) -> None:
-    """Refuses what cannot be distilled, before data are read."""
+class SoftTargetCollator:
+    """Adds the teacher's logits of the examples to the batches of another collator."""
+
+    def __init__(self, collate: Callable[[Any], Any], targets: SoftTargets, output: Output):
+        self.collate, self.targets, self.output = collate, targets, output
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
+        """Returns the batch. Features of an evaluation have no column `ROW` and get no logits."""
+        if ROW not in features[0]:
+            return self.collate(features)
+        batch = self.collate([{name: feature[name] for name in feature if name != ROW} for feature in features])
+        first, logits = self.targets.first_items, self.targets.logits
+        rows = [feature[ROW] for feature in features]
+        parts = [torch.from_numpy(logits[first[row] : first[row + 1]]) for row in rows]
+        batch[TEACHER_LOGITS] = self.output.join_items(parts)
+        return batch
+
+
+def distillation_loss(
+    student: torch.Tensor,
+    teacher: torch.Tensor,
+    labels: torch.Tensor,
+    kind: Problem,
+    temperature: float,
+    weight: float,
+) -> torch.Tensor:
+    """Returns `weight` * soft + (1 - `weight`) * hard, summed over the items.
+
+    Soft is the Kullback-Leibler divergence of the student's distribution from the teacher's, both at the temperature,
+    times the temperature squared, so that gradients keep their size (Hinton et al., 2015, section 2). With several
+    labels per example, each label is a distribution of two outcomes. For regression, soft is the squared difference of
+    the two numbers. Hard is the usual loss of the gold labels, which is 0 for an item without a label.
+
+    `student` and `teacher` are logits, *Shape:* (I, C). `labels` are ids, `UNLABELED` without a label, *Shape:* (I,).
+    For several labels per item they are 0.0 or 1.0, *Shape:* (I, C), and for regression numbers, *Shape:* (I,). Both
+    are NaN without a label.
+    """
+    student, teacher = student.float(), teacher.to(student.device).float()
+
+    def log_probabilities(logits: torch.Tensor) -> torch.Tensor:
+        logits = logits / temperature
+        if kind == "single_label_classification":
+            return logits.log_softmax(-1)
+        return torch.stack([F.logsigmoid(logits), F.logsigmoid(-logits)])
+
+    if kind == "regression":
+        soft = F.mse_loss(student, teacher, reduction="sum")
+    else:
+        divergence = F.kl_div(log_probabilities(student), log_probabilities(teacher), reduction="sum", log_target=True)
+        soft = divergence * temperature**2
+    if kind == "single_label_classification":
+        hard = F.cross_entropy(student, labels, ignore_index=UNLABELED, reduction="sum")
+    else:
+        labels = labels.view(student.shape)
+        loss = F.mse_loss if kind == "regression" else F.binary_cross_entropy_with_logits
+        hard = loss(student, labels.nan_to_num(), reduction="none").masked_fill(labels.isnan(), 0).sum()
+    return weight * soft + (1 - weight) * hard
+
+
+# --- the teacher --------------------------------------------------------------------------------------------------
+
+
+def prepare_student(
+    task: Task[Any, Any, Any],
+    model_args: FineTunedModelArguments,
+    teacher_args: FineTunedModelArguments,
+    sources: Sources,
+    args: FineTuningArguments,
+) -> PreparedTask:
+    """Prepares a run with the teacher's logits of the training examples. Every process must call this.
+
+    Teacher and student may have different tokenizers if their items are the same, such as words.
+    """
     if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
         raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
     if "train" not in sources and "unlabeled" not in sources:
@@ -148,18 +217,9 @@ def check_distillation(args: FineTuningArguments, sources: Sources) -> None:
             "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
             "--do_predict, also pass --do_train."
         )
-
-
-def add_soft_targets(student: PreparedTask, teacher: PreparedTask, args: FineTuningArguments) -> None:
-    """Computes the teacher's logits of the training examples. Every process must call this.
-
-    Teacher and student may have different tokenizers if their items are the same, such as words.
-    """
-    student.settings |= {
-        "teacher": find_base_model(teacher.model_args.model_name_or_path)[1],
-        "distillation_temperature": args.distillation_temperature,
-        "distillation_weight": args.distillation_weight,
-    }
+    teacher = prepare_task(task, teacher_args, sources, is_teacher=True)
+    student = prepare_task(task, model_args, sources, teacher)
+    student.settings["teacher"] = find_base_model(teacher_args.model_name_or_path)[1]
     output = student.task.output
     counts, teacher_counts = (output.count_items(each.train_features) for each in (student, teacher))
     if not output.match(counts, teacher_counts):
@@ -169,13 +229,10 @@ def add_soft_targets(student: PreparedTask, teacher: PreparedTask, args: FineTun
         )
     trainer = _make_teacher_trainer(teacher, args)
     digest = hash_model(trainer.model)
-    student.soft_targets = SoftTargets(
-        teacher=digest,
-        logits=compute_items(trainer, teacher.train_features, digest, student.model_args.cache_dir),
-        first_items=np.concatenate([[0], np.cumsum(counts)]),
-        kind=student.task.problem,
-    )
+    logits = compute_items(trainer, teacher.train_features, digest, model_args.cache_dir)
+    student.soft_targets = SoftTargets(digest, logits, np.concatenate([[0], np.cumsum(counts)]))
     trainer.model.to("cpu")  # the student needs the memory of the GPU
+    return student
 
 
 def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
@@ -188,57 +245,32 @@ def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> F
     return FineTuningTrainer(task=teacher, args=args)
 
 
-# --- the teacher's logits -----------------------------------------------------------------------------------------
-
-
-def compute_items(
-    trainer: FineTuningTrainer, features: Dataset | None, teacher: str, cache_dir: str | None
-) -> np.ndarray:
+def compute_items(trainer: FineTuningTrainer, features: Any, teacher: str, cache_dir: str | None) -> np.ndarray:
     """Returns the teacher's logits of all items of the training examples, computed or from the cache.
 
     Every process must call this. The first process reads and writes the cache. `teacher` is the digest of the teacher.
     *Shape:* (items, C), see [`SoftTargets`]
     """
-    assert features is not None
     labels = [name for name in features.column_names if name in trainer.output.label_columns]
     keyed = [] if trainer.output.labels_mark_items else labels  # labels matter only if they mark the items
     folder = work_folder(cache_dir) / TEACHERS
-    computed, parts = 0, []
+    logger.info("teacher: logits of %d examples, cached in %s", len(features), folder)
+    is_main = trainer.is_world_process_zero()
+    parts = []
     for start in range(0, len(features), PART):
         part = features.select(range(start, min(start + PART, len(features))))
         key = [teacher, "items", digest_features(part.remove_columns(keyed)), trainer.accelerator.mixed_precision]
         file = folder / f"{hash_json(key)}.safetensors"
         with raise_together():
-            cached_items = _read(file, trainer.is_world_process_zero())
-        (items,) = broadcast_object_list([cached_items])
+            cached = load_file(file)["0"] if is_main and file.exists() else None
+        (items,) = broadcast_object_list([cached])
         if items is None:
             logits: Any = trainer.predict(part.remove_columns(labels)).predictions
             items = trainer.output.select_items(logits, part).astype(np.float32)
-            computed += len(part)
-            if trainer.is_world_process_zero():
-                _write(file, items)
+            with raise_together():
+                if is_main:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
+                        save_file({"0": np.ascontiguousarray(items)}, unfinished)
         parts.append(items)
-    wait_for_all()
-    cached = len(features) - computed
-    logger.info("teacher: logits of %d examples, %d from the cache (%s)", len(features), cached, folder)
     return np.concatenate(parts)
-
-
-def _read(file: Path, is_main: bool) -> np.ndarray | None:
-    """Reads cached logits in the main process. None: they are not cached."""
-    if not is_main or not file.exists():
-        return None
-    try:
-        return load_file(file)["0"]
-    except SafetensorError as error:
-        raise InputError(f"{file} is damaged ({error}). Remove this file. The next run computes it again.") from error
-
-
-def _write(file: Path, items: np.ndarray) -> None:
-    """Writes a whole file or nothing. If the disk is full, the logits are not cached."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
-            save_file({"0": np.ascontiguousarray(items)}, unfinished)
-    except (OSError, SafetensorError) as error:
-        logger.warning("the teacher's logits are not cached: %s", error)

@@ -8,15 +8,14 @@ from snugbert.errors import InputError
 from snugbert.reports.results import format_summary
 from snugbert.tasks import find_task
 from snugbert.tasks.base import Task
-from snugbert.trainers.finetuning.distillation_trainer import add_soft_targets, check_distillation
+from snugbert.trainers.finetuning.distillation_trainer import prepare_student
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import prepare_task
 from snugbert.trainers.finetuning.single_run import Start, find_start, fine_tune, run_dry_fine_tuning
 from snugbert.trainers.finetuning.sweep import run_sweep
+from snugbert.trainers.finetuning.sweep_file import DISTILLATION_SETTINGS
 from snugbert.trainers.run.folder import lock_output_dir
 from snugbert.trainers.run.processes import set_up
-
-DISTILLATION_FLAGS = ("distillation_temperature", "distillation_weight")
 
 
 def run_fine_tuning(
@@ -40,15 +39,12 @@ def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, arg
         refuse_distillation_flags(args)
     sources = task.find_sources(args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token)
     trains = "train" in sources or "unlabeled" in sources
-    if distills:
-        check_distillation(args, sources)
     # The output folder is checked before the data are read. A sweep compares its plan instead.
     start = find_start(args) if trains and not args.sweeps else Start(None, None)
-    teacher = prepare_task(task, model_args.as_teacher(), sources, is_teacher=True) if distills else None
-    prepared = prepare_task(task, model_args, sources, teacher)
-    if teacher is not None:
-        add_soft_targets(prepared, teacher, args)
-        del teacher  # its encoded examples are not needed anymore
+    if distills:
+        prepared = prepare_student(task, model_args, model_args.as_teacher(), sources, args)
+    else:
+        prepared = prepare_task(task, model_args, sources)
     if args.sweeps:
         return run_sweep(prepared, args)
     if args.dry_run:
@@ -61,6 +57,6 @@ def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, arg
 
 def refuse_distillation_flags(args: FineTuningArguments) -> None:
     """Refuses flags that need a teacher."""
-    for name in DISTILLATION_FLAGS:
+    for name in DISTILLATION_SETTINGS:
         if getattr(args, name) != getattr(FineTuningArguments, name) or args.varies(name):
             raise InputError(f"--{name} needs --teacher_name_or_path.")

@@ -47,26 +47,19 @@ def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
         model._init_weights(module)
 
 
-def list_frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.Parameter]:
-    """Returns the parameters that `freeze_embeddings` and `freeze_layers` select."""
-    depths = find_depths(model)
-    layers = max(depths.values()) - 1
-    if args.freeze_layers > layers:
-        raise InputError(
-            f"--freeze_layers {args.freeze_layers} is too large. The model has {format_count(layers, 'layer')}."
-        )
-    if args.freeze_layers + args.reinit_layers > layers:
-        raise InputError(
-            f"--freeze_layers {args.freeze_layers} and --reinit_layers {args.reinit_layers} overlap. The model has "
-            f"{format_count(layers, 'layer')}."
-        )
-    return [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
-
-
 def freeze_layers(model: nn.Module, args: FineTuningArguments) -> list[TrainerCallback]:
     """Freezes the layers that the settings select. Returns the callback that unfreezes them later, if any."""
-    frozen = list_frozen_parameters(model, args) if args.freezes else []
-    if frozen and args.unfreeze_after_steps is not None:
+    if not args.freezes:
+        return []
+    depths = find_depths(model)
+    layers = max(depths.values()) - 1
+    if args.freeze_layers + args.reinit_layers > layers:
+        raise InputError(
+            f"--freeze_layers {args.freeze_layers} and --reinit_layers {args.reinit_layers} are too large. The model "
+            f"has {format_count(layers, 'layer')}."
+        )
+    frozen = [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
+    if args.unfreeze_after_steps is not None:
         # DDP registers parameters once, before training. Frozen parameters are unused until they are unfrozen.
         args.ddp_find_unused_parameters = True
         return [Unfreezing(frozen, args.unfreeze_after_steps)]

@@ -1,9 +1,6 @@
-"""The losses of fine-tuning: weights of classes, and soft targets of a teacher.
+"""The loss of fine-tuning with weights of classes."""
 
-Items are described in [`snugbert.tasks.outputs`]. Shapes: I items, C labels.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,13 +9,9 @@ import torch.nn.functional as F
 
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.tasks.base import Problem
-from snugbert.tasks.outputs import UNLABELED, Output
-from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets
+from snugbert.trainers.finetuning.prepare_task import PreparedTask
 
 Loss = Callable[..., torch.Tensor]
-ROW = "soft_target_row"  # column with the number of the example
-TEACHER_LOGITS = "teacher_logits"
 
 
 def class_weights(given: str | Mapping[str, Any], prepared: PreparedTask) -> torch.Tensor:
@@ -34,22 +27,17 @@ def class_weights(given: str | Mapping[str, Any], prepared: PreparedTask) -> tor
         ids = np.concatenate([np.atleast_1d(value) for value in prepared.train_features[column][:]])
         counts = np.bincount(ids[ids >= 0], minlength=len(labels))
         return torch.tensor(counts.sum() / (np.count_nonzero(counts) * counts.clip(1)), dtype=torch.float32)
-    weights = dict.fromkeys(labels, 1.0)
-    parts = str(given).split(",")
-    pairs = given.items() if isinstance(given, Mapping) else [part.rpartition("=")[::2] for part in parts]
-    for label, weight in pairs:
-        try:
-            value = float(weight)
-        except (TypeError, ValueError):
-            value = -1
-        if label not in weights or not 0 < value < float("inf"):
-            part = f"{label}={weight}".removeprefix("=")
-            raise InputError(
-                f"--class_weights: expected LABEL=WEIGHT with a positive weight, not {part!r}. Labels: "
-                f"{', '.join(labels)}."
-            )
-        weights[label] = value
-    return torch.tensor(list(weights.values()))
+    if isinstance(given, str):
+        given = dict(part.rpartition("=")[::2] for part in given.split(","))
+    try:
+        weights = {label: float(weight) for label, weight in given.items()}
+    except (AttributeError, TypeError, ValueError):
+        weights = {}
+    if not weights or not weights.keys() <= set(labels) or not all(0 < w < np.inf for w in weights.values()):
+        raise InputError(
+            f"--class_weights: expected LABEL=WEIGHT with a positive weight, not {given}. Labels: {', '.join(labels)}."
+        )
+    return torch.tensor([weights.get(label, 1.0) for label in labels])
 
 
 def weighted_loss(weights: torch.Tensor) -> Loss:
@@ -75,65 +63,3 @@ def weighted_loss(weights: torch.Tensor) -> Loss:
         return total / count
 
     return loss
-
-
-# --- a teacher -----------------------------------------------------------------------------------------------------
-
-
-class SoftTargetCollator:
-    """Adds the teacher's logits of the examples to the batches of another collator."""
-
-    def __init__(self, collate: Callable[[Any], Any], targets: SoftTargets, output: Output):
-        self.collate, self.targets, self.output = collate, targets, output
-
-    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
-        """Returns the batch. Features of an evaluation have no column `ROW` and get no logits."""
-        if ROW not in features[0]:
-            return self.collate(features)
-        batch = self.collate([{name: feature[name] for name in feature if name != ROW} for feature in features])
-        first, logits = self.targets.first_items, self.targets.logits
-        rows = [feature[ROW] for feature in features]
-        parts = [torch.from_numpy(logits[first[row] : first[row + 1]]) for row in rows]
-        batch[TEACHER_LOGITS] = self.output.join_items(parts)
-        return batch
-
-
-def distillation_loss(
-    student: torch.Tensor,
-    teacher: torch.Tensor,
-    labels: torch.Tensor,
-    kind: Problem,
-    temperature: float,
-    weight: float,
-) -> torch.Tensor:
-    """Returns `weight` * soft + (1 - `weight`) * hard, summed over the items.
-
-    Soft is the Kullback-Leibler divergence of the student's distribution from the teacher's, both at the temperature,
-    times the temperature squared, so that gradients keep their size (Hinton et al., 2015, section 2). With several
-    labels per example, each label is a distribution of two outcomes. For regression, soft is the squared difference of
-    the two numbers. Hard is the usual loss of the gold labels, which is 0 for an item without a label.
-
-    `student` and `teacher` are logits, *Shape:* (I, C). `labels` are ids, `UNLABELED` without a label, *Shape:* (I,).
-    For several labels per item they are 0.0 or 1.0, *Shape:* (I, C), and for regression numbers, *Shape:* (I,). Both
-    are NaN without a label.
-    """
-    student, teacher = student.float(), teacher.to(student.device).float()
-    if kind == "single_label_classification":
-        log_student, log_teacher = ((logits / temperature).log_softmax(-1) for logits in (student, teacher))
-        soft = F.kl_div(log_student, log_teacher, reduction="sum", log_target=True) * temperature**2
-        hard = F.cross_entropy(student, labels, ignore_index=UNLABELED, reduction="sum")
-        return weight * soft + (1 - weight) * hard
-    labels = labels.view(student.shape)
-    known = ~labels.isnan()
-    if kind == "regression":
-        soft = F.mse_loss(student, teacher, reduction="sum")
-        hard = F.mse_loss(student, labels.nan_to_num(), reduction="none")
-    else:
-        scaled = teacher / temperature
-        probabilities = scaled.sigmoid()
-        cross_entropy = F.binary_cross_entropy_with_logits(student / temperature, probabilities, reduction="sum")
-        soft = (
-            cross_entropy - F.binary_cross_entropy_with_logits(scaled, probabilities, reduction="sum")
-        ) * temperature**2
-        hard = F.binary_cross_entropy_with_logits(student, labels.nan_to_num(), reduction="none")
-    return weight * soft + (1 - weight) * hard.masked_fill(~known, 0).sum()

@@ -28,7 +28,7 @@ from snugbert.families.reading import HEADS_BY_CLASS
 from snugbert.families.students import choose_student_layers, make_student
 from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.reports.results import TaskFacts
-from snugbert.tasks.base import Problem, Sources, Task
+from snugbert.tasks.base import Sources, Task
 from snugbert.tasks.copies import ExampleCopies
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
@@ -42,7 +42,6 @@ class SoftTargets:
     # Of all items; for question answering the start and the end score. *Shape:* (items, C)
     logits: np.ndarray
     first_items: np.ndarray  # of each example, and the end. *Shape:* (examples + 1,)
-    kind: Problem
 
 
 @dataclass
@@ -189,18 +188,17 @@ def name_model(
     model: str | Path | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> FineTunedModelArguments:
     """Returns the arguments that name a model: a folder, a Hub name, a size, or a SnugBERT model in memory."""
-    in_memory = model if isinstance(model, PreTrainedModel) else None
-    name = str(model) if in_memory is None else ""
-    has_tokenizer = in_memory is None and (name not in SIZES or Path(name).exists())
-    if not has_tokenizer and tokenizer is None:
-        raise InputError("processing_class is missing. Pass the tokenizer of the model.")
-    if has_tokenizer or in_memory is not None:
-        args = FineTunedModelArguments(model_name_or_path=name)
+    if isinstance(model, PreTrainedModel):
+        args = FineTunedModelArguments(model_name_or_path="")
+        args.model = model  # type: ignore[misc]
+        args.model_name_or_path = model.config._name_or_path or None  # the folder may be gone
+    elif str(model) in SIZES and not Path(model).exists():
+        args = FineTunedModelArguments(config_name=str(model), tokenizer_name="")
     else:
-        args = FineTunedModelArguments(config_name=name, tokenizer_name="")
-    if in_memory is not None:  # the folder that it was loaded from may be gone
-        args.model_name_or_path = in_memory.config._name_or_path or None
-    args.model, args.tokenizer = in_memory, tokenizer  # type: ignore[misc]
+        args = FineTunedModelArguments(model_name_or_path=str(model))
+    args.tokenizer = tokenizer  # type: ignore[misc]
+    if tokenizer is None and (args.model is not None or args.config_name is not None):
+        raise InputError("processing_class is missing. Pass the tokenizer of the model.")
     return args
 
 

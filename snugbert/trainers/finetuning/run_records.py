@@ -1,11 +1,12 @@
 """What runs and sweeps record: settings, results, and what must not change when a command continues.
 
-`plan.json`, in the output folder of a sweep or suite, lists everything that must be the same when the command is
-repeated. The runs of a sweep are in the folder `runs`.
+`plan.json`, in the output folder of a sweep, lists everything that must be the same when the command is repeated. The
+runs of a sweep are in the folder `runs`.
 """
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -35,39 +36,22 @@ from snugbert.trainers.finetuning.finetuning_arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
+from snugbert.trainers.finetuning.settled_arguments import total_batch_size
+from snugbert.trainers.finetuning.sweep_file import DISTILLATION_SETTINGS, TRAINING_FLAGS
 from snugbert.trainers.finetuning.sweep_results import list_run_folders
 from snugbert.trainers.run.folder import list_run_files, remove_run
 from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.run.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
 
 # The training settings in results.json and in the model card.
-SETTINGS = (
-    "learning_rate",
-    "num_train_epochs",
-    "max_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "warmup_steps",
-    "lr_scheduler_type",
-    "weight_decay",
-    "reinit_layers",
-    "layerwise_lr_decay",
-    "freeze_embeddings",
-    "freeze_layers",
-    "unfreeze_after_steps",
-    "class_weights",
-    "early_stopping_patience",
-    "label_smoothing_factor",
-    "optim",
-    "precision",
-    "seed",
-)
+SETTINGS = (*TRAINING_FLAGS, "gradient_accumulation_steps", "early_stopping_patience", "precision", "seed")
 # All settings that affect the outcome. They must not change when a sweep continues.
 OUTCOME_SETTINGS = (
     *SETTINGS,
     *TRAINING_SETTINGS,
     *BEST_MODEL_SETTINGS,
     *COMPARED_SETTINGS,
+    *DISTILLATION_SETTINGS,
     "do_train",
     "do_eval",
     "do_predict",
@@ -75,6 +59,7 @@ OUTCOME_SETTINGS = (
     "pad_to_max_length",
 )
 PLAN = "plan.json"  # in the output folder
+JOURNAL = "trials.jsonl"  # in the output folder of a sweep: Optuna's journal
 BUDGET = ("--seeds", "runs", "winner_seeds")  # in a plan. These values may grow
 NOT_COMPARED = ("token", "cache_dir", "preprocessing_num_workers")
 
@@ -111,6 +96,7 @@ def collect_results(
         "settings": {
             **_list_student_settings(prepared.model_args),
             **prepared.settings,
+            **({name: getattr(args, name) for name in DISTILLATION_SETTINGS} if prepared.soft_targets else {}),
             **(collect_settings(args) if training else {}),
             **({"changed_on_resume": "; ".join(changes)} if changes else {}),
         },
@@ -126,7 +112,7 @@ def compared_settings(prepared: PreparedTask, args: FineTuningArguments, finishe
     settings = {
         "--model_name_or_path": find_base_model(prepared.model_args.model_name_or_path)[1],
         **{f"--{name}": value for name, value in _list_student_settings(prepared.model_args).items()},
-        "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "batch": total_batch_size(args),
         "data": digest_examples(prepared, sets),
     }
     if finished:
@@ -165,7 +151,7 @@ def digest_features(dataset: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
-# --- the plan of a sweep or suite -----------------------------------------------------------------------------------
+# --- the plan of a sweep -----------------------------------------------------------------------------------
 
 
 def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
@@ -175,63 +161,48 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
     given |= {"seeds": args.seeds, "sweeps": args.sweeps}
     plan = {f"--{name}": _hide_folder(value) for name, value in given.items() if name not in NOT_COMPARED}
     if args.search is not None:
-        plan |= {"runs": args.search.runs, "winner_seeds": args.search.winner_seeds}
-        plan |= {} if args.sweep is None else {"--sweep": args.search.content}
+        plan |= {"runs": args.search.size, "winner_seeds": args.search.winner_seeds}
+        plan |= {} if args.sweep is None else {"--sweep": args.search.plan}
     return plan
 
 
-def check_plan(kind: str, plan: dict[str, Any], folders: list[Path]) -> bool:
-    """Returns whether the command continues the runs in the output folder. Changes no files.
+def check_plan(plan: dict[str, Any], output_dir: Path) -> bool:
+    """Returns whether the command continues the sweep in the output folder. Changes no files.
 
     More seeds and runs than before are allowed. Fewer are refused, because the best weights may come from a run that
-    would be left out. `folders` may contain runs: the output folder comes first, then a suite's folders of tasks.
+    would be left out.
     """
-    output_dir = folders[0]
     file = output_dir / PLAN
     # A folder with only a plan comes from a command that failed before its first run.
-    begun = any(path != file for folder in folders for path in (*list_run_files(folder), *list_run_folders(folder)))
-    if not begun:
+    if not {*list_run_files(output_dir), *list_run_folders(output_dir)} - {file}:
         return False
     remedy = "Choose another folder, or replace the run (--overwrite_output_dir)."
     if not file.exists():
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     record = read_json(file)
     before = record.get("settings", {}) if isinstance(record, dict) else {}
-    grown = {name: before[name] for name in BUDGET if name in before and _may_grow(before[name], plan.get(name, 1))}
-    check_continuation(record, kind, plan | grown, f"--output_dir: the run in {output_dir}", remedy)
+    grown = {name: before[name] for name in BUDGET if before.get(name, math.inf) <= plan.get(name, 0)}
+    check_continuation(record, "sweep", plan | grown, f"--output_dir: the run in {output_dir}", remedy)
     return True
 
 
-def _may_grow(before: Any, now: Any) -> bool:
-    """Whether a budget has not become smaller. None: unlimited."""
-    return now is None or (type(before) is int and before <= now)
+def prepare_folder(plan: dict[str, Any], output_dir: Path, continues: bool) -> None:
+    """Removes an earlier run unless the command continues it, and writes the plan. Every process must call this.
 
-
-def prepare_folders(kind: str, plan: dict[str, Any], folders: list[Path], continues: bool) -> None:
-    """Removes earlier runs unless the command continues them, and writes the plan. Every process must call this.
-
-    Only files that runs write are removed. For the arguments, see [`check_plan`], which returns `continues`.
+    Only files that runs write are removed. [`check_plan`] returns `continues`.
     """
     wait_for_all()  # every process checks before the main process changes the folder
     if PartialState().is_main_process:
         if not continues:
-            for folder in folders:
-                _remove_runs(folder)
-        output_dir = folders[0]
+            remove_run(output_dir)
+            (output_dir / JOURNAL).unlink(missing_ok=True)
+            for folder in list_run_folders(output_dir):
+                shutil.rmtree(folder, ignore_errors=True)
         output_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(output_dir / PLAN, json.dumps(make_record(kind, plan), indent=1))
+        write_atomically(output_dir / PLAN, json.dumps(make_record("sweep", plan), indent=1))
         if (output := find_output(output_dir)) is not None:
             output.upload_run()  # another machine continues with this plan
     wait_for_all()
-
-
-def _remove_runs(output_dir: Path) -> None:
-    remove_run(output_dir)
-    for folder in list_run_folders(output_dir):
-        if folder.is_symlink():
-            folder.unlink()
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _hide_folder(value: Any) -> Any:

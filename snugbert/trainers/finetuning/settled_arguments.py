@@ -31,8 +31,7 @@ def settle_arguments(prepared: PreparedTask, args: FineTuningArguments) -> None:
     if args.chooses_evaluation:
         args.eval_strategy = IntervalStrategy.NO
         if prepared.train_features is not None and examples is not None and examples.labeled:
-            batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-            epochs = args.max_steps * batch / len(prepared.train_features)
+            epochs = args.max_steps * total_batch_size(args) / len(prepared.train_features)
             many = (epochs if args.max_steps > 0 else args.num_train_epochs) > MOST_EVALUATIONS
             args.eval_strategy = IntervalStrategy.STEPS if many else IntervalStrategy.EPOCH
             args.eval_steps = 1 / MOST_EVALUATIONS if many else args.eval_steps  # a share of all steps
@@ -53,6 +52,11 @@ def settle_arguments(prepared: PreparedTask, args: FineTuningArguments) -> None:
         )
 
 
+def total_batch_size(args: FineTuningArguments) -> int:
+    """Returns the number of examples in a step, over all processes and accumulation steps."""
+    return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+
 def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments, paper: float) -> None:
     """Sets `args.learning_rate` for the encoder, unless the user chose one, and logs the reason.
 
@@ -63,9 +67,7 @@ def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments, pape
         return
     factor = (WIDEST / min(max(config.hidden_size, NARROWEST), WIDEST)) ** 2
     args.learning_rate = float(f"{paper * factor:.1e}")
-    reason = "from the BERT paper"
-    if factor > 1:
-        reason = f"{factor:.3g} times the BERT paper's {paper:g}, because the hidden size is {config.hidden_size}"
+    reason = f"{factor:.3g} times the BERT paper's {paper:g}, for the hidden size {config.hidden_size}"
     logger.info("learning rate: %g (%s). Set --learning_rate to change it.", args.learning_rate, reason)
 
 

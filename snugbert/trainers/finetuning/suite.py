@@ -4,7 +4,7 @@ import copy
 import json
 import logging
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from snugbert.data.glue import TASKS, missing_files
@@ -18,7 +18,6 @@ from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.task_arguments import GlueDataArguments
 from snugbert.trainers.finetuning.fine_tune import refuse_distillation_flags, run_fine_tuning, run_task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run_records import check_plan, make_plan, prepare_folders
 from snugbert.trainers.run.folder import lock_output_dir
 from snugbert.trainers.run.processes import set_up
 
@@ -42,7 +41,7 @@ def run_suite(
 ) -> None:
     """Fine-tunes on every GLUE task with data, and writes the table of scores.
 
-    Finished tasks are not repeated. An interrupted task continues from its newest checkpoint, or continues its sweep.
+    A finished task is not trained again. An interrupted task continues from its newest checkpoint, or its sweep.
     With seeds or a sweep, the table shows the best run on the validation examples, as in the BERT paper. Test
     predictions are copied to the folder `submission`.
     """
@@ -54,41 +53,32 @@ def run_suite(
     refuse_distillation_flags(training_args)
     if training_args.class_weights is not None or training_args.varies("class_weights"):
         raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
-    plan = make_plan(model_args, training_args, asdict(data_args))
-    folders = [output_dir, *(output_dir / name for name in TASKS)]
-    repeats = training_args.sweeps or training_args.overwrite_output_dir  # a sweep skips its finished runs
-    continues = not training_args.overwrite_output_dir and check_plan("suite", plan, folders)
-    if not training_args.dry_run:
-        prepare_folders("suite", plan, folders, continues)
     seconds = 0.0
     for index, name in enumerate(names, start=1):
         logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
-        if repeats or not (output_dir / name / RESULTS).exists():
-            args = make_task_arguments(training_args, name)
-            task = TextClassification(replace(data_args, task_name=name))
-            seconds += run_task(task, model_args, args)
+        task = TextClassification(replace(data_args, task_name=name))
+        seconds += run_task(task, model_args, make_task_arguments(training_args, name))
     if training_args.dry_run:
         logger.info("all tasks: about %s", format_duration(seconds))
-        return
-    if training_args.should_save and "validation" in wanted:
-        write_table(output_dir, names)
-    if training_args.should_save and "test" in wanted:
-        gather_predictions(output_dir, names)
+    elif training_args.should_save:
+        if "validation" in wanted:
+            write_table(output_dir, names)
+        if "test" in wanted:
+            gather_predictions(output_dir, names)
 
 
 def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> list[str]:
     """Returns the tasks with all `wanted` splits, and logs which files other tasks lack."""
     if data_args.data_dir is None:
         return list(TASKS)
-    missing = {name: missing_files(data_args.data_dir, task, wanted) for name, task in TASKS.items()}
-    for name, files in missing.items():
-        if files:
-            logger.warning("skipping %s. Missing files: %s", TASKS[name].folder, ", ".join(map(str, files)))
-    names = [name for name in TASKS if not missing[name]]
+    names = []
+    for name, task in TASKS.items():
+        if files := missing_files(data_args.data_dir, task, wanted):
+            logger.warning("skipping %s. Missing files: %s", task.folder, ", ".join(map(str, files)))
+        else:
+            names.append(name)
     if not names:
-        raise InputError(
-            f"--data_dir: {data_args.data_dir} contains no GLUE files. Expected files such as {missing['cola'][0]}."
-        )
+        raise InputError(f"--data_dir: {data_args.data_dir} contains no GLUE files such as {files[0]}.")
     return names
 
 
@@ -99,9 +89,6 @@ def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArgum
     task_args.output_dir = str(folder)
     task_args.run_name = f"{args.run_name or folder.resolve().parent.name}-{name}"
     task_args.hub_model_id = f"{args.hub_model_id or folder.resolve().parent.name}-{name}"
-    # The folder was checked: an interrupted run in it belongs to this suite. A sweep checks its own folder.
-    # With --overwrite_output_dir, earlier runs were removed from the task's folder, except in a dry run.
-    task_args.overwrite_output_dir = args.overwrite_output_dir or not args.sweeps
     task_args.resume_from_checkpoint = None if args.overwrite_output_dir else "true"
     return task_args
 

@@ -1,11 +1,15 @@
 """Runs a task with several settings and seeds, and keeps the run that is best on the validation examples.
 
 Each run has a folder in OUTPUT/runs, named after its setting. Finished runs are not repeated, so an interrupted sweep
-continues with the run that was interrupted. Only the best run keeps its weights. At the end, its files move to OUTPUT.
+continues with the run that was interrupted. Only the best run keeps its weights. At the end, OUTPUT gets a copy.
+
+Optuna suggests each setting (`ask`) and gets its score (`tell`). Its journal in OUTPUT contains all settings and
+scores. Trainer's own hook for Optuna, `hyperparameter_search`, does not fit: its trials share one output folder and
+one seed, and an interrupted search cannot resume.
 """
 
 import copy
-import dataclasses
+import functools
 import gc
 import hashlib
 import json
@@ -15,40 +19,48 @@ import re
 import tempfile
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import optuna
 import torch
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from huggingface_hub import HfApi
+from optuna.distributions import FloatDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState
+from transformers import TrainerCallback
 
 from snugbert.errors import InputError, format_count
 from snugbert.files import write_atomically
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import RESULTS, RunResults, format_summary, read_results, write_results
-from snugbert.reports.score_tables import format_with_interval, sweep_tables
+from snugbert.reports.score_tables import sweep_tables
 from snugbert.trainers.dry_run import as_dry_run
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_records import (
+    JOURNAL,
     PLAN,
     check_plan,
     digest_examples,
     make_plan,
-    prepare_folders,
+    prepare_folder,
 )
-from snugbert.trainers.finetuning.settled_arguments import settle_arguments
+from snugbert.trainers.finetuning.settled_arguments import settle_arguments, total_batch_size
 from snugbert.trainers.finetuning.single_run import fine_tune, make_trainer, run_dry_fine_tuning
-from snugbert.trainers.finetuning.suggestions import PrunedError, StopBadRuns, Suggestions
-from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE, Choices
+from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE, SweepFile, read_value
 from snugbert.trainers.finetuning.sweep_results import (
     FinishedRun,
     Objective,
     best_run,
     choose_setting,
+    copy_best_run,
     keep_best_weights,
-    move_best_run,
     read_runs,
     summarize_sweep,
 )
@@ -59,8 +71,6 @@ from snugbert.trainers.run.stopping import DivergedError
 logger = logging.getLogger(__name__)
 
 OTHER_FLAGS = re.compile(r"[\w.+-]{0,160}", re.ASCII)  # in a folder's name. File systems allow 255 bytes
-MOST_REPEATS = 100  # If only time limits a sweep, it ends after this many suggestions in a row without a new setting.
-ACCUMULATION = "gradient_accumulation_steps"
 # Every table has columns for these flags.
 IN_COLUMNS = (BATCH_SIZE, "per_device_train_batch_size", "learning_rate", "num_train_epochs")
 
@@ -71,18 +81,18 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     Returns the expected seconds of a dry run, otherwise 0.
     """
     sweep = Sweep(prepared, args)
-    plan = sweep.make_plan()
-    folders = [sweep.output_dir]
-    (continues,) = broadcast_object_list([not args.overwrite_output_dir and check_plan("sweep", plan, folders)])
+    plan = make_plan(prepared.model_args, sweep.args, prepared.settings)
+    plan |= digest_examples(prepared, prepared.evaluation_sets)
+    (continues,) = broadcast_object_list([not args.overwrite_output_dir and check_plan(plan, sweep.output_dir)])
     if not continues:
         sweep.check_values()
-    if args.dry_run:
-        return sweep.run_dry(read_runs(sweep.output_dir) if continues else [])
-    prepare_folders("sweep", plan, folders, continues)
-    runs = sweep.run_all()
-    if args.should_save:
-        sweep.finish(runs)
-    return 0.0
+    if not args.dry_run:
+        prepare_folder(plan, sweep.output_dir, continues)
+        runs = sweep.run_all()
+        if args.should_save:
+            sweep.finish(runs)
+        return 0.0
+    return sweep.run_dry(len(read_runs(sweep.output_dir)) if continues else 0)
 
 
 # --- the runs of a setting ----------------------------------------------------------------------------------------
@@ -91,7 +101,6 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
 class PlannedRun(NamedTuple):
     """One run of a sweep, finished or not."""
 
-    values: dict[str, Any]  # of the flags that vary
     setting: dict[str, Any]  # columns of every table, and other flags that vary, for reports
     args: FineTuningArguments
     folder: Path  # named after the setting
@@ -109,10 +118,10 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     """Returns the run with the `values` of the flags that vary. `examples` is the number of training examples."""
     run_args = copy.copy(args)
     for flag, value in values.items():
-        if flag != BATCH_SIZE:
-            setattr(run_args, flag, value)
+        if value is not None and flag != BATCH_SIZE:
+            setattr(run_args, flag, read_value(flag, value, type(args)))
     if BATCH_SIZE in values:
-        divisor = args.world_size * run_args.gradient_accumulation_steps
+        divisor = args.world_size * args.gradient_accumulation_steps
         run_args.per_device_train_batch_size, rest = divmod(values[BATCH_SIZE], divisor)
         if rest:
             raise InputError(
@@ -120,16 +129,11 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
                 "of processes times --gradient_accumulation_steps. Use a multiple."
             )
     lengthen(run_args, examples)
-    batch = run_args.per_device_train_batch_size * run_args.gradient_accumulation_steps * args.world_size
-    rate, epochs = run_args.learning_rate, run_args.num_train_epochs
-    # Enums are stored by their values.
-    other = {flag: getattr(value, "value", value) for flag, value in values.items() if flag not in IN_COLUMNS}
-    shown = {flag: f"{value:g}" if isinstance(value, float) else value for flag, value in other.items()}
-    names = "".join(f"_{flag}-{value}" for flag, value in shown.items())
+    batch, rate = total_batch_size(run_args), run_args.learning_rate
+    other = {flag: value for flag, value in values.items() if flag not in IN_COLUMNS}
+    names = "".join(f"_{flag}-{value}" for flag, value in other.items())
     if not OTHER_FLAGS.fullmatch(names):
         names = f"_{hashlib.sha256(names.encode()).hexdigest()[:8]}"
-    if run_args.max_steps > 0:
-        epochs = float(f"{run_args.max_steps / math.ceil(examples / batch):.3g}")
     output_dir = Path(str(args.output_dir))
     name = f"batch-{batch}_rate-{rate:g}_epochs-{run_args.num_train_epochs:g}{names}_seed-{seed}"
     folder = output_dir / "runs" / name
@@ -141,15 +145,101 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     run_args.push_to_hub, run_args.sweep, run_args.seeds, run_args.search = False, None, 1, None
     if not run_args.load_best_model_at_end:
         run_args.save_strategy = "no"  # type: ignore[assignment]
-    setting = {"batch_size": batch, "learning_rate": rate, "epochs": epochs}
-    return PlannedRun(dict(values), setting | other, run_args, folder, seed)
+    epochs = run_args.num_train_epochs
+    if run_args.max_steps > 0:
+        epochs = float(f"{run_args.max_steps / math.ceil(examples / batch):.3g}")
+    return PlannedRun({"batch_size": batch, "learning_rate": rate, "epochs": epochs} | other, run_args, folder, seed)
 
 
 def lengthen(args: FineTuningArguments, examples: int) -> None:
     """Increases the number of epochs if `min_steps` need more."""
-    batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    needed = math.ceil(args.min_steps / max(1, math.ceil(examples / batch)))
+    needed = math.ceil(args.min_steps / max(1, math.ceil(examples / total_batch_size(args))))
     args.num_train_epochs = max(args.num_train_epochs, float(needed))
+
+
+# --- suggested settings -------------------------------------------------------------------------------------------
+
+
+class Suggestions:
+    """The settings of a sweep in order. The main process chooses them, and all processes get them.
+
+    Args:
+        journal: the file with earlier settings and their scores. None: a dry run, which writes no file.
+    """
+
+    def __init__(self, search: SweepFile, seed: int, higher_is_better: bool, journal: Path | None):
+        self._search, self._seed = search, seed
+        self._study: Any = None  # in the main process
+        self._trial: Any = None  # of the last setting
+        if PartialState().is_main_process:
+            optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep logs its runs
+            self._study = optuna.create_study(
+                study_name="sweep",
+                storage=None if journal is None else JournalStorage(JournalFileBackend(str(journal))),
+                # By default, MedianPruner never stops the first five runs.
+                pruner=optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner(),
+                direction="maximize" if higher_is_better else "minimize",
+                load_if_exists=True,
+            )
+
+    def ask(self, number: int) -> dict[str, Any]:
+        """Returns the setting `number`. Every process must call this once for each number, in order.
+
+        The seed of a setting depends on its number, so an interrupted sweep continues with the same settings.
+        """
+        setting: dict[str, Any] = {}
+        if self._study is not None:
+            self._study.sampler = self._make_sampler(number)
+            trials = self._study.trials
+            known = number < len(trials)
+            self._trial = Trial(self._study, trials[number]._trial_id) if known else self._study.ask()
+            for flag, values in self._search.settings.items():
+                value = self._trial._suggest(flag, values)  # the value in the journal, or as in `Study.ask`
+                # Few digits, because the value is in tables and in the name of a folder.
+                setting[flag] = float(f"{value:.4g}") if isinstance(values, FloatDistribution) else value
+        (setting,) = broadcast_object_list([setting])
+        return setting
+
+    def is_bad(self, evaluations: list[float]) -> bool:
+        """Returns whether to stop the last run, from its scores so far. Every process must call this."""
+        bad = False
+        trial = None if self._study is None else self._study.trials[self._trial.number]
+        if trial is not None and not trial.state.is_finished():  # the folder of a finished run may have been removed
+            for step in range(len(trial.intermediate_values), len(evaluations)):
+                self._trial.report(evaluations[step], step)
+            bad = self._trial.should_prune()
+        (bad,) = broadcast_object_list([bad])
+        return bad
+
+    def tell(self, score: float) -> None:
+        """Sends the result of the last setting to Optuna. A NaN score: the run was stopped early, or it failed."""
+        if self._study is not None:
+            # TPE ranks pruned runs below all complete runs.
+            result = (score, TrialState.COMPLETE) if math.isfinite(score) else (None, TrialState.PRUNED)
+            with suppress(RuntimeError):  # after the last setting, a grid stops `Study.optimize`, which does not run
+                self._study.tell(self._trial, *result, skip_if_finished=True)
+
+    def _make_sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        if self._search.method == "grid":
+            settings: Any = self._search.settings.items()
+            return optuna.samplers.GridSampler({flag: values.choices for flag, values in settings}, seed=self._seed)
+        seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
+        samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
+        return samplers[self._search.method](seed=seed)
+
+
+class StopBadRuns(TrainerCallback):
+    """Compares a run with earlier runs after each evaluation except the last: stopping then would save nothing."""
+
+    def __init__(self, suggestions: Suggestions, metric: str):
+        self._suggestions, self._metric = suggestions, metric
+        self.evaluations: list[float] = []
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each evaluation. The log contains evaluations before a resumed checkpoint, too."""
+        self.evaluations = [line[self._metric] for line in state.log_history if self._metric in line]
+        if self._suggestions.is_bad(self.evaluations) and state.global_step < state.max_steps:
+            raise optuna.TrialPruned
 
 
 # --- a sweep --------------------------------------------------------------------------------------------------------
@@ -166,184 +256,121 @@ class Sweep:
         if prepared.train_features is None:
             raise InputError("--sweep and --seeds need training examples.")
         assert args.search is not None and prepared.validation_set is not None  # see `settle_arguments`
-        if args.search.prune and args.eval_strategy == "no":
-            raise InputError(
-                "--eval_strategy no: `prune` in the file of --sweep needs evaluations. Use epoch or steps."
-            )
         self.prepared = prepared
         self.search = args.search
         self.args = copy.copy(args)
-        self.examples = len(prepared.train_features)
-        lengthen(self.args, self.examples)
+        lengthen(self.args, len(prepared.train_features))
+        self.plan_run = functools.partial(plan_run, self.args, len(prepared.train_features))
         self.output_dir = Path(str(args.output_dir))
         self.objective = Objective(
             prepared.validation_set.name, str(args.metric_for_best_model), bool(args.greater_is_better)
         )
-        self.further_seeds = max(0, self.search.winner_seeds - args.seeds)  # of the best setting
-        # The number of runs, if none is stopped early. None: only time limits the sweep.
-        self.total = None if self.search.size is None else self.search.size * args.seeds + self.further_seeds
-
-    def make_plan(self) -> dict[str, Any]:
-        """Returns what must not change when the sweep continues."""
-        prepared = self.prepared
-        plan = make_plan(prepared.model_args, self.args, prepared.settings)
-        plan |= digest_examples(prepared, prepared.evaluation_sets)
-        if self.search.uses_optuna:  # another version may suggest other settings
-            plan["version of optuna"] = version("optuna")
-        return plan
-
-    def plan_run(self, values: Mapping[str, Any], seed: int) -> PlannedRun:
-        """Returns the run with the `values` of the flags that vary."""
-        return plan_run(self.args, self.examples, values, seed)
+        self.seeds = range(args.seed, args.seed + args.seeds)
+        self.further_seeds = range(self.seeds.stop, args.seed + self.search.winner_seeds)  # of the best setting
+        self.total = self.search.size * args.seeds + len(self.further_seeds)  # if no run is stopped early
 
     def check_values(self) -> None:
-        """Plans a run with each value, so that a value that does not fit ends the sweep before its first run.
+        """Plans a run with each value of each flag, so that a value that does not fit ends the sweep at once.
 
-        One flag varies at a time, and all other flags keep their first value. The last run has the last value of all
-        flags. Ranges are tried at both ends only. Values of `IN_COLUMNS` fit every model. All others make a trainer.
-        Each batch size has to be divisible by each number of accumulation steps, so all pairs are planned.
+        The first run has the first values, and the last run the last. Ranges are tried at both ends only. The flags
+        `IN_COLUMNS` fit every model. For the others, a trainer is made.
         """
-        varied = {flag: values.extremes for flag, values in self.search.settings.items()}
-        first, last = ({flag: values[place] for flag, values in varied.items()} for place in (0, -1))
-        batch_sizes = self.search.settings.get(BATCH_SIZE, Choices(()))
-        all_steps = self.search.settings.get(ACCUMULATION, Choices((self.args.gradient_accumulation_steps,)))
-        for size in batch_sizes.values:
-            for steps in all_steps.values:
-                self.plan_run(first | {BATCH_SIZE: size, ACCUMULATION: steps}, self.args.seed)
-        checked: list[dict[str, Any]] = [{}]
-        with tempfile.TemporaryDirectory() as folder:
-            for setting in [*(first | {flag: value} for flag in varied for value in varied[flag]), last]:
-                run = self.plan_run(setting, self.args.seed)
-                others = {flag: value for flag, value in setting.items() if flag not in IN_COLUMNS}
-                if others not in checked:
-                    checked.append(others)
+        settings = self.search.settings.items()
+        varied = {flag: getattr(each, "choices", None) or (each.low, each.high) for flag, each in settings}
+        for number in range(max(map(len, varied.values()), default=0)):
+            setting = {flag: values[min(number, len(values) - 1)] for flag, values in varied.items()}
+            run = self.plan_run(setting, self.args.seed)
+            if setting.keys() - IN_COLUMNS:
+                with tempfile.TemporaryDirectory() as folder:
                     make_trainer(self.prepared, as_dry_run(run.args, folder)).create_optimizer_and_scheduler(1)
-                    gc.collect()  # a dry run measures the memory
+                gc.collect()  # a dry run measures the memory
 
-    def run_dry(self, finished: list[FinishedRun]) -> float:
+    def run_dry(self, finished: int) -> float:
         """Measures the first run, and multiplies its time by the number of runs that are left. Returns the seconds."""
-        first = self.plan_run(self._make_suggestions().ask(0) or {}, self.args.seed)
-        left = 1 if self.total is None else max(0, self.total - len(finished))
-        return run_dry_fine_tuning(self.prepared, first.args, None, left)
+        first = self.plan_run(Suggestions(self.search, self.args.seed, True, None).ask(0), self.args.seed)
+        return run_dry_fine_tuning(self.prepared, first.args, None, max(0, self.total - finished))
 
     def run_all(self) -> list[FinishedRun]:
         """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings."""
-        search, seeds, first_seed = self.search, self.args.seeds, self.args.seed
-        set_name, metric, _ = self.objective
-        suggestions = self._make_suggestions()
-        stopper = [StopBadRuns(suggestions, f"{set_name}_{metric}")] if search.prune else []
-        total = "" if self.total is None else f" of {self.total}"
+        set_name, metric, higher_is_better = self.objective
+        suggestions = Suggestions(self.search, self.args.seed, higher_is_better, self.output_dir / JOURNAL)
+        hours = math.inf if self.search.hours is None else self.search.hours
         finished: dict[Path, FinishedRun] = {}  # a setting may be suggested twice
         tried: list[dict[str, Any]] = []
-        repeats = 0
-        while (values := suggestions.ask(len(tried))) is not None:
-            runs = [self.plan_run(values, first_seed + number) for number in range(seeds)]
-            repeats = repeats + 1 if runs[0].folder in finished else 0
-            if search.size is None and repeats == MOST_REPEATS:
-                logger.info("stopped: all of the last %d suggested settings ran before", repeats)
+        while len(tried) < self.search.size:
+            values = suggestions.ask(len(tried))
+            seconds = sum(run.results["seconds"] for run in finished.values())
+            if seconds > 3600 * hours and self.plan_run(values, self.args.seed).read() is None:
+                logger.info("stopped after %g hours and %s", hours, format_count(len(tried), "setting"))
                 break
-            if runs[0].read() is None and self._is_out_of_time([*finished.values()]):
-                tries = format_count(len(tried), "setting")
-                logger.info("stopped after %s. Another setting would probably exceed %g hours", tries, search.hours)
-                break
-            for number, run in enumerate(runs):
-                title = f"run {len(tried) * seeds + number + 1}{total}"
-                # Only the first seed is compared with earlier runs. If it is stopped, the other seeds do not run.
-                finished[run.folder] = self._run(run, title, [] if number else stopper)
+            tried.append(values)
+            for seed in self.seeds:
+                run = self.plan_run(values, seed)
+                # Optuna gets only the score of the first seed, so that a sweep with more seeds tries the same
+                # settings. If the first run is stopped early, the other seeds do not run.
+                is_first = seed == self.args.seed
+                prunes = is_first and self.search.prune
+                callbacks = [StopBadRuns(suggestions, f"{set_name}_{metric}")] if prunes else []
+                finished[run.folder] = self._run(run, len(finished) + 1, callbacks)
+                if is_first:
+                    suggestions.tell(finished[run.folder].score(set_name, metric))
                 if "stopped_early" in finished[run.folder].results:
                     break
-            tried.append(values)
-            first = finished[runs[0].folder]
-            # Optuna gets only the score of the first seed, so that a sweep with more seeds tries the same settings.
-            # Only the main process needs the evaluations.
-            scores = first.evaluations(set_name, metric) if stopper and self.args.process_index == 0 else []
-            suggestions.tell(first.score(set_name, metric), scores)
-        best = choose_setting([*finished.values()], self.objective, range(first_seed, first_seed + seeds))
+        best = choose_setting([*finished.values()], self.objective, self.seeds)
         for values in tried:
-            for number in range(seeds, search.winner_seeds):
-                run = self.plan_run(values, first_seed + number)
-                if run.setting == best:
-                    finished[run.folder] = self._run(run, f"seed {number + 1} of the best setting", [])
-                elif (result := run.read()) is not None:  # this setting was the best until the budget grew
-                    finished[run.folder] = result
+            for run in (self.plan_run(values, seed) for seed in self.further_seeds):
+                # A finished run belongs to a setting that was the best until the budget grew.
+                if run.setting == best or run.read() is not None:
+                    finished[run.folder] = self._run(run, len(finished) + 1, [])
         return [*finished.values()]
 
-    def _make_suggestions(self) -> Suggestions:
-        return Suggestions(self.search, self.args.seed, self.objective.higher_is_better)
-
-    def _is_out_of_time(self, runs: list[FinishedRun]) -> bool:
-        """Whether another setting would probably exceed the budget, if its runs take as long as earlier runs.
-
-        The first run may exceed the budget. The time of interrupted attempts does not count.
-        """
-        hours = self.search.hours
-        if hours is None or not runs:
-            return False
-        seconds = sum(run.results["seconds"] for run in runs)
-        return seconds * (1 + (self.args.seeds + self.further_seeds) / len(runs)) > 3600 * hours
-
-    def _run(self, run: PlannedRun, title: str, callbacks: list[StopBadRuns]) -> FinishedRun:
-        """Returns the finished run. If `run` is not finished, runs it, and removes all weights except the best."""
-        if (finished := run.read()) is not None:
-            return finished
-        name = run.folder.name
-        prepared = self.prepared
-        logger.info("%s: %s", title, name)
-        set_name, metric, _ = self.objective
-        if student := {flag: value for flag, value in run.values.items() if flag in prepared.settings}:  # distillation
-            prepared = dataclasses.replace(prepared, settings=prepared.settings | student)
-        start = time.monotonic()
-        failure: dict[str, Any] = {}
-        for callback in callbacks:
-            callback.evaluations = []  # the same callback compares all runs
-        try:
-            fine_tune(prepared, run.args, callbacks)
-        except DivergedError as error:
-            logger.warning("%s: %s", name, error)
-            failure = {"failure": f"{name}: {error}"}
-        except torch.OutOfMemoryError:
-            # Other processes wait for this process. If no run is complete yet, another program may use the memory.
-            if self.args.world_size > 1 or not any(each.is_complete for each in read_runs(self.output_dir)):
-                raise
-            logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", name)
-            failure = {"failure": f"{name}: out of memory"}
-        except PrunedError:
-            logger.info("%s: stopped early, because it is worse than the median", name)
-            failure = {"stopped_early": True}
-        if failure:
-            gc.collect()  # the exception kept the model in memory
+    def _run(self, run: PlannedRun, number: int, callbacks: list[StopBadRuns]) -> FinishedRun:
+        """Returns the finished run. If `run` is not finished, runs it. Removes all weights except the best."""
+        if run.read() is None:
+            logger.info("run %d of %d: %s", number, self.total, run.folder.name)
+            self._start(run, callbacks)
         if self.args.should_save:
-            if failure:  # the results of a failed run mark it as finished, too
-                failure["evaluations"] = [score for callback in callbacks for score in callback.evaluations]
-                failure["seconds"] = round(time.monotonic() - start, 1)
-                run.folder.mkdir(parents=True, exist_ok=True)
-                write_atomically(run.folder / RESULTS, json.dumps(failure, indent=1, ensure_ascii=False) + "\n")
-            # A continued sweep may have finished runs after this run.
-            keep_best_weights(self.output_dir, best_run(read_runs(self.output_dir), self.objective))
+            # An earlier command may have been killed here, and may have finished runs after this run.
+            keep_best_weights(self.output_dir, self.objective)
         finished = run.read()
         assert finished is not None
-        if finished.is_complete:
-            score, interval = finished.score(set_name, metric), finished.interval(set_name, metric)
-            shown = format_with_interval(metric, score, interval, prepared.task.perfect_score)
-            logger.info("%s: %s %s", name, metric, shown)
         return finished
 
+    def _start(self, run: PlannedRun, callbacks: list[StopBadRuns]) -> None:
+        """Runs until results are written. The results of a failed run mark it as finished, too."""
+        name = run.folder.name
+        start = time.monotonic()
+        failure: dict[str, Any] = {}
+        try:
+            fine_tune(self.prepared, run.args, callbacks)
+        except (DivergedError, torch.OutOfMemoryError) as error:
+            if self.args.world_size > 1 and not isinstance(error, DivergedError):
+                raise  # other processes wait for this process
+            failure = {"failure": f"{name}: {error if isinstance(error, DivergedError) else 'out of memory'}"}
+            logger.warning("%s. The sweep continues. To repeat this run, remove its folder.", failure["failure"])
+        except optuna.TrialPruned:
+            logger.info("%s: stopped early, because it is worse than the median", name)
+            failure = {"stopped_early": True}
+        gc.collect()  # an exception keeps the model in memory
+        if failure and self.args.should_save:
+            failure["evaluations"] = [score for callback in callbacks for score in callback.evaluations]
+            failure["seconds"] = round(time.monotonic() - start, 1)
+            run.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(run.folder / RESULTS, json.dumps(failure, indent=1, ensure_ascii=False) + "\n")
+
     def finish(self, runs: list[FinishedRun]) -> None:
-        """Moves the best run's files to the output folder, writes results and card, prints the tables, and pushes."""
+        """Copies the best run's files to the output folder, writes results and card, prints the tables, and pushes."""
         prepared = self.prepared
         args = self.args
         best = best_run(runs, self.objective)
         if not best.is_complete:
             raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
-        if (decisions := best.results.get("decisions")) is not None:  # the task may have the thresholds of another run
-            labels = prepared.task.labels or []
-            thresholds = decisions["thresholds"]
-            prepared.task.thresholds = {i: thresholds[label] for i, label in enumerate(labels) if label in thresholds}
-        summary = summarize_sweep(runs, self.objective, range(args.seed, args.seed + args.seeds))
+        if "decisions" in best.results:  # the card shows their number. The task may have the thresholds of another run
+            prepared.task.thresholds = best.results["decisions"]["thresholds"]
+        summary = summarize_sweep(runs, self.objective, self.seeds)
         tables = sweep_tables(summary, list(best.setting), prepared.task.perfect_score)
         tables += f"\n\nThe model is from the best run, {best.folder.name}."
-        keep_best_weights(self.output_dir, best)  # again, because an earlier command may have stopped before this step
-        move_best_run(self.output_dir, best)
+        copy_best_run(self.output_dir, best)
         repository = None
         if args.push_to_hub:
             name = args.hub_model_id or self.output_dir.resolve().name
@@ -360,6 +387,6 @@ class Sweep:
             hub.upload_folder(
                 repo_id=repository,
                 folder_path=self.output_dir,
-                ignore_patterns=[*NOT_UPLOADED, "runs/*", PLAN],
+                ignore_patterns=[*NOT_UPLOADED, "runs/*", PLAN, JOURNAL],
                 commit_message="Best run of a sweep",
             )

@@ -1,21 +1,18 @@
 """The finished runs of a sweep: their files, the best of them, and the summary of all settings."""
 
+import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from filecmp import cmp
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from transformers.trainer import TRAINER_STATE_NAME
 
-from snugbert.errors import InputError
 from snugbert.files import LOCK_NAME
-from snugbert.reports.intervals import Interval, estimate_mean_interval
+from snugbert.reports.intervals import estimate_mean_interval
 from snugbert.reports.results import RESULTS, read_results
 from snugbert.trainers.run.checkpoints import list_checkpoints
-from snugbert.trainers.run.run_settings import read_state
 
 RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+(_[\w.+-]+)?_seed-\d+", re.ASCII)  # see `plan_run`
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
@@ -46,30 +43,18 @@ class FinishedRun(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Whether the weights are in the run's folder, or were moved to the sweep's folder by an earlier command."""
-        weights = "model*.safetensors"
-        output_dir = self.folder.parents[1]
-        if any(self.folder.glob(weights)):
-            return True
-        own, moved = (folder / TRAINER_STATE_NAME for folder in (self.folder, output_dir))
-        return any(output_dir.glob(weights)) and own.exists() and moved.exists() and cmp(own, moved, shallow=False)
+        """Whether the weights are in the run's folder."""
+        return any(self.folder.glob("model*.safetensors"))
 
     def score(self, set_name: str, metric: str) -> float:
         """Returns a metric. NaN if it is undefined (the correlation of a constant) or the run is not complete."""
         value = self.results.get("metrics", {}).get(set_name, {}).get(metric)
         return np.nan if value is None else value
 
-    def interval(self, set_name: str, metric: str) -> Interval | None:
-        """Returns the interval of a metric. None if the metric has no interval."""
-        return self.results.get("intervals", {}).get(set_name, {}).get(metric)
-
-    def evaluations(self, set_name: str, metric: str) -> list[float]:
-        """Returns the metric after each evaluation in training."""
-        if self.is_complete:
-            name = f"{set_name}_{metric}"
-            log = read_state(self.folder).log_history
-            return [line[name] for line in log if name in line]
-        return self.results["evaluations"]
+    def rank(self, objective: Objective) -> float:
+        """Returns the score as a number that is higher for better runs, and lowest without a score."""
+        score = self.score(objective.set_name, objective.metric)
+        return float(np.nan_to_num(score if objective.higher_is_better else -score, nan=-np.inf))
 
 
 def list_run_folders(output_dir: Path) -> list[Path]:
@@ -84,28 +69,22 @@ def read_runs(output_dir: Path) -> list[FinishedRun]:
     return [FinishedRun({}, 0, folder, read_results(folder / RESULTS)) for folder in folders]
 
 
-def keep_best_weights(output_dir: Path, best: FinishedRun) -> None:
-    """Removes the weights of all other finished runs, and all checkpoints of finished runs."""
-    for folder in list_run_folders(output_dir):
-        if (folder / RESULTS).exists():
-            weights = [file for file in folder.iterdir() if WEIGHTS.fullmatch(file.name)]
-            for file in weights if folder.name != best.folder.name else []:
-                file.unlink()
-            for checkpoint in list_checkpoints(folder):
-                shutil.rmtree(checkpoint)
+def keep_best_weights(output_dir: Path, objective: Objective) -> None:
+    """Removes the weights of all finished runs but the best, and all checkpoints of finished runs."""
+    runs = read_runs(output_dir)
+    best = best_run(runs, objective)
+    for run in runs:
+        weights = [file for file in run.folder.iterdir() if WEIGHTS.fullmatch(file.name)]
+        for file in weights if run is not best else []:
+            file.unlink()
+        for checkpoint in list_checkpoints(run.folder):
+            shutil.rmtree(checkpoint)
 
 
-def move_best_run(output_dir: Path, best: FinishedRun) -> None:
-    """Copies the best run's small files to the output folder, then moves its weights there."""
-    if not best.has_weights:
-        raise InputError(
-            f"--output_dir: the weights of the best run, {best.folder.name}, are missing. Choose another folder, or "
-            "repeat the sweep (--overwrite_output_dir)."
-        )
+def copy_best_run(output_dir: Path, best: FinishedRun) -> None:
+    """Copies the best run's files to the output folder, its weights last."""
     for path in sorted(best.folder.iterdir(), key=lambda path: path.suffix == ".safetensors"):
-        if path.suffix == ".safetensors":
-            path.replace(output_dir / path.name)
-        elif path.is_file() and path.name not in (RESULTS, "results.md", LOCK_NAME):
+        if path.is_file() and path.name not in (RESULTS, "results.md", LOCK_NAME):
             shutil.copy2(path, output_dir / path.name)
 
 
@@ -120,14 +99,13 @@ def summarize_sweep(runs: list[FinishedRun], objective: Objective, seeds: range)
     `scores` in training. `seeds`: see [`choose_setting`].
     """
     set_name, metric, _ = objective
-    settings = []
-    for setting in _list_settings(runs):
-        if complete := [run for run in runs if run.is_complete and run.setting == setting]:
-            scores = [run.score(set_name, metric) for run in complete]
-            spread = _summarize_seeds(complete, set_name, metric)
-            settings.append({**setting, "seeds": len(scores), "scores": scores, **spread})
-    best = choose_setting(runs, objective, seeds)
-    best_runs = [run for run in runs if run.is_complete and run.setting == best]
+    settings = {}
+    for setting, group in _group_by_setting(run for run in runs if run.is_complete).items():
+        scores = [run.score(set_name, metric) for run in group]
+        spread = _summarize_seeds(group, set_name, metric)
+        settings[setting] = {**group[0].setting, "seeds": len(scores), "scores": scores, **spread}
+    best = _key(choose_setting(runs, objective, seeds))
+    best_runs = [run for run in runs if run.is_complete and _key(run.setting) == best]
     metrics = {
         name: {m: _summarize_seeds(best_runs, name, m) for m in values}
         for name, values in best_runs[0].results["metrics"].items()
@@ -135,8 +113,8 @@ def summarize_sweep(runs: list[FinishedRun], objective: Objective, seeds: range)
     stopped = [run for run in runs if "stopped_early" in run.results]
     return {
         "chosen_by": f"{set_name}_{metric}",
-        "settings": settings,
-        "best_setting": next(row for row in settings if best == {name: row[name] for name in best}),
+        "settings": [*settings.values()],
+        "best_setting": settings[best],
         "metrics": metrics,
         "failures": [run.results["failure"] for run in runs if "failure" in run.results],
         **({"stopped": [{**run.setting, "scores": run.results["evaluations"]} for run in stopped]} if stopped else {}),
@@ -149,41 +127,38 @@ def choose_setting(runs: Sequence[FinishedRun], objective: Objective, seeds: ran
     A setting with an incomplete run ranks below settings whose runs are all complete. A setting with an undefined
     score ranks last.
     """
-    compared = [run for run in runs if run.seed in seeds]
 
-    def rank(setting: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        ours = [run for run in compared if run.setting == setting]
-        scores = [run.score(objective.set_name, objective.metric) for run in ours if run.is_complete]
-        score = float(np.mean(scores)) if objective.higher_is_better else -float(np.mean(scores))
-        return bool(np.isfinite(score)), all(run.is_complete for run in ours), float(np.nan_to_num(score))
+    def rank(group: list[FinishedRun]) -> tuple[bool, bool, float]:
+        mean = float(np.mean([run.rank(objective) for run in group if run.is_complete]))
+        return mean > -np.inf, all(run.is_complete for run in group), mean
 
-    return max(_list_settings([run for run in compared if run.is_complete]), key=rank, default={})
+    groups = _group_by_setting(run for run in runs if run.seed in seeds).values()
+    complete = [group for group in groups if any(run.is_complete for run in group)]
+    return max(complete, key=rank)[0].setting if complete else {}
 
 
 def best_run(runs: Sequence[FinishedRun], objective: Objective) -> FinishedRun:
-    """Returns the best run. If several runs are equal, returns the first run with weights.
-
-    If no run is complete, returns any run.
-    """
-
-    def rank(run: FinishedRun) -> tuple[bool, float, bool]:
-        score = run.score(objective.set_name, objective.metric)
-        score = score if objective.higher_is_better else -score
-        return run.is_complete, float(np.nan_to_num(score, nan=-np.inf)), run.has_weights
-
-    return max(runs, key=rank)
+    """Returns the best run, or any if no run is complete. If several runs are equal, the first run with weights."""
+    return max(runs, key=lambda run: (run.is_complete, run.rank(objective), run.has_weights))
 
 
-def _list_settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
-    """Returns the different settings, in order."""
-    return [run.setting for index, run in enumerate(runs) if run.setting not in [r.setting for r in runs[:index]]]
+def _group_by_setting(runs: Iterable[FinishedRun]) -> dict[str, list[FinishedRun]]:
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        groups.setdefault(_key(run.setting), []).append(run)
+    return groups
+
+
+def _key(setting: Mapping[str, Any]) -> str:
+    return json.dumps(setting)
 
 
 def _summarize_seeds(runs: list[FinishedRun], set_name: str, metric: str) -> dict[str, Any]:
     values = [run.score(set_name, metric) for run in runs]
+    intervals = runs[0].results.get("intervals", {})
     return {
         "mean": float(np.mean(values)),
         # The standard deviation of a sample, undefined for one seed.
         "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan,
-        "interval": estimate_mean_interval(values) if len(values) > 1 else runs[0].interval(set_name, metric),
+        "interval": estimate_mean_interval(values) if len(values) > 1 else intervals.get(set_name, {}).get(metric),
     }

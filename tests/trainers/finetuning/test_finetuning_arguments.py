@@ -73,7 +73,7 @@ def test_stable_runs_have_more_epochs_and_seeds(settings, expected, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sweep": "grid"}, "--sweep: unknown value 'grid'. Choose one of paper, fixed, stable."),
+        ({"sweep": "grid"}, "--sweep: grid is neither a YAML file nor one of paper, fixed, stable"),
         ({"unfreeze_after_steps": 3}, "--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings"),
         ({"deepspeed": "nofile.json"}, "--deepspeed is not supported. Remove the flag: "),
     ],

@@ -8,8 +8,7 @@ from parity import assert_same_gradients, perturb
 
 from snugbert.tasks.outputs import UNLABELED
 from snugbert.trainers.finetuning import distillation_trainer
-from snugbert.trainers.finetuning.distillation_trainer import compute_items
-from snugbert.trainers.finetuning.losses import distillation_loss
+from snugbert.trainers.finetuning.distillation_trainer import compute_items, distillation_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
