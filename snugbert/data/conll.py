@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import ClassLabel, Dataset, List
+from datasets import Dataset
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError, format_count, list_columns
@@ -155,50 +155,32 @@ def read_records(
     """
     for row, values in read_rows(data):
         where = f"{source}, row {row}"
-        text = _choose_column("text_column_name", [text_column or "tokens"], values, where)
-        words = values[str(text)]
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise InputError(f"{where}: expected a list of words in column {text!r}, found {words!r:.60}. {FORM}")
-        label = _choose_column("label_column_name", tag_columns, values, where, required=labeled)
-        tags = None if label is None else _read_tags(values[label], len(words), data, label, where, labeled)
-        document = _choose_column("document_column_name", document_columns, values, where, required=in_documents)
-        yield Sentence(words, tags, row, None if document is None else values[document])
+        words = _read_column("text_column_name", [text_column or "tokens"], values, where, required=True)
+        tags = _read_column("label_column_name", tag_columns, values, where, required=labeled)
+        document = _read_column("document_column_name", document_columns, values, where, required=in_documents)
+        if not _are_texts(words):
+            raise InputError(f"{where}: expected a list of words, found {words!r:.60}. {FORM}")
+        if (labeled or tags is not None) and not (_are_texts(tags) and len(tags) == len(words)):
+            raise InputError(
+                f"{where}: expected {len(words)} tags, one per word, found {tags!r:.60}. Tags are texts, or class ids "
+                f"of a dataset. {FORM}"
+            )
+        yield Sentence(words, tags, row, document)
 
 
-def _choose_column(
-    flag: str, names: Sequence[str], values: Mapping[str, Any], where: str, required: bool = True
-) -> str | None:
-    """Returns the first of `names` that is a column of the row. None: there is none, and none is required."""
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _read_column(flag: str, names: Sequence[str], values: Mapping[str, Any], where: str, required: bool) -> Any:
+    """Returns the value of the first of `names` that is a column of the row. None: the row has none of them."""
     column = next((name for name in names if name in values), None)
-    if column is None and required:
+    if column is not None:
+        return values[column]
+    if required:
         expected = " or ".join(map(repr, names))
         raise InputError(f"{where}: no column {expected}. {list_columns(values)} Set --{flag}. {FORM}")
-    return column
-
-
-def _read_tags(
-    tags: Any, num_words: int, data: Path | Dataset, column: str, where: str, labeled: bool
-) -> list[str] | None:
-    """Returns the tags of a row. None if the row has no tags."""
-    if tags is None:
-        if labeled:
-            raise InputError(f"{where}: no tags in column {column!r}. Add tags, or remove the row.")
-        return None
-    if not isinstance(tags, list) or len(tags) != num_words:
-        found = len(tags) if isinstance(tags, list) else f"{tags!r:.60}"
-        raise InputError(f"{where}: expected {num_words} tags, one per word, in column {column!r}, found {found}.")
-    if all(isinstance(tag, str) for tag in tags):
-        return tags
-    feature = data.features[column] if isinstance(data, Dataset) else None
-    if not (isinstance(feature, List) and isinstance(feature.feature, ClassLabel)):
-        raise InputError(f"{where}: the tags in column {column!r} are neither text nor class labels. {FORM}")
-    names = feature.feature.names
-    if all(isinstance(tag, int) and 0 <= tag < len(names) for tag in tags):
-        return [names[tag] for tag in tags]
-    if labeled:
-        expected = f"class ids from 0 to {len(names) - 1}"
-        raise InputError(f"{where}: expected {expected} in column {column!r}, found {tags!r:.60}.")
-    return None  # test sets on the Hub use -1 for missing tags
+    return None
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
