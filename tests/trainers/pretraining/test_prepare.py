@@ -59,7 +59,7 @@ WRONG_ARGUMENTS = [
     (["--preprocessing_num_workers", "0"], "must be at least 1"),
     (["--train_file", "nowhere.txt"], "nowhere.txt: no such file"),
     (["--output_dir", "text.txt"], "Not a directory"),
-    (["--train_file", "cut.txt.zst"], "damaged or incomplete Zstandard file"),
+    (["--train_file", "cut.txt.zst"], "damaged or incomplete"),
 ]
 
 
