@@ -113,12 +113,12 @@ def read_conll(
 
 def has_only_ids(sentences: Iterable[Sentence]) -> bool:
     """Whether the words of a CoNLL file with several columns are only numbers."""
-    found = False
-    for sentence in sentences:
-        if sentence.tags is None or not all(map(WORD_ID.fullmatch, sentence.words)):
-            return False
-        found = True
-    return found
+    sentences = iter(sentences)
+    first = next(sentences, None)
+    return first is not None and all(
+        sentence.tags is not None and all(map(WORD_ID.fullmatch, sentence.words))
+        for sentence in chain([first], sentences)
+    )
 
 
 def split_cells(line: str) -> list[str]:

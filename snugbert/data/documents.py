@@ -118,7 +118,8 @@ def read_dataset_documents(
 
     def count_rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
         nonlocal number
-        for number, row in enumerate(rows, start=1):
+        for row in rows:
+            number += 1
             yield number, row
 
     try:

@@ -45,17 +45,10 @@ class Question(NamedTuple):
 def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> list[Question]:
     """Reads the questions of a file or a dataset, with unchecked answers.
 
-    JSON is nested, as in SQuAD, or flat. Nested:
-
-        {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
-            {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": ...}]}]}]}]}
-
-    Flat, with one object per line, a list of objects, or a list under "data":
-
-        {"id": ..., "title": ..., "context": ..., "question": ...,
-         "answers": {"text": [...], "answer_start": [...]}}
-
-    Blank answers are dropped. A question without an id gets its position, counted from 1.
+    JSON is nested, as in SQuAD, or flat: an object with id, context, question and answers per line, a list of such
+    objects, or a list under "data". Answers are {"text": [...], "answer_start": [...]} or
+    [{"text": ..., "answer_start": ...}]. Blank answers are dropped. A question without an id gets its position,
+    counted from 1. With `answered` false, answers are not read.
     """
     rows = enumerate(_read_rows(source, name), start=1)
     dropped = {} if answered else {"answers": None, "is_impossible": False}
@@ -122,7 +115,8 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
     is_impossible = values.get("is_impossible") or False
     if is_impossible not in (True, False) or (answers and is_impossible):  # the text "false" would be true
         raise InputError(
-            f"{where}: 'is_impossible' is {is_impossible!r:.60}. Expected true or false, and false if there are answers."
+            f"{where}: 'is_impossible' is {is_impossible!r:.60}. Expected true or false, and false if there are "
+            "answers."
         )
     return Question(
         id=str(number if values.get("id") is None else values["id"]),

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datasets import ClassLabel, Dataset, IterableDataset, List
 
@@ -66,11 +66,12 @@ def read_rows(
     lines_log = log if log.on_bad_text == "replace" else ReadingLog()
     if suffix == "tsv":
         advice = "Tabs separate columns, and carriage returns end lines."
-        return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, log)
+        return _name_cells(file, _read_cells(file, "\t", csv.QUOTE_NONE, lines_log), advice, headerless_columns, log)
     if suffix == "csv":
         separator = find_separator(file, lines_log.on_bad_text)
         advice = f"The separator is {SEPARATORS[separator]}. Quote cells and names that contain it."
-        return _name_cells(file, _read_csv_rows(file, separator, lines_log), advice, headerless_columns, log)
+        rows = _read_cells(file, separator, csv.QUOTE_MINIMAL, lines_log)
+        return _name_cells(file, rows, advice, headerless_columns, log)
     if suffix in ("json", "jsonl"):
         return read_json_rows(file, log)
     raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
@@ -147,12 +148,6 @@ def check_header(source: Path | str, header: Sequence[str]) -> None:
             )
 
 
-def _read_tsv_rows(file: Path, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
-    for row, line in read_numbered_lines(file, log):
-        if line := line.rstrip("\r\n"):
-            yield row, line.split("\t")
-
-
 def find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
     """Returns the separator of a CSV file. Bytes that are not UTF-8 are an error unless `on_bad_text` is "replace"."""
     log = ReadingLog("replace" if on_bad_text == "replace" else None)
@@ -166,12 +161,15 @@ def choose_separator(first: str) -> str:
     return next((separator for separator in SEPARATORS if separator in unquoted), ",")
 
 
-def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
+def _read_cells(
+    file: Path, separator: str, quoting: Literal[0, 3], log: ReadingLog
+) -> Iterator[tuple[int, list[str]]]:
     lines = (line for _, line in read_numbered_lines(file, log))
     row = 0
     with explaining_bad_data(lambda: f"{file}, row {row + 1}"):
         # Without `strict`, a quote that is never closed would silently put the rest of the file into one cell.
-        for row, cells in enumerate(csv.reader(lines, delimiter=separator, strict=True), start=1):
+        rows = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
+        for row, cells in enumerate(rows, start=1):
             if cells:
                 yield row, cells
 
@@ -212,20 +210,19 @@ def load_rows(data: Any, name: str) -> Dataset:
     features = None
     if isinstance(data, IterableDataset):
         features, data = data.features, data.with_format(None)
-    is_frame = _is_data_frame(data)
-    if isinstance(data, str | Mapping) or not (is_frame or isinstance(data, Iterable)):
+    if isinstance(data, str | Mapping) or not isinstance(data, Iterable):
         expected = "a datasets.Dataset, a DataFrame or a list of dicts"
         advice = " Pass one of its splits." if isinstance(data, Mapping) else ""
         raise InputError(f"{name}: expected {expected}, not a {type(data).__name__}.{advice}")
-    rows = [] if is_frame else [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
-    columns = dict.fromkeys(column for values in rows for column in values)
+    if _is_data_frame(data):
+        check_header(name, [*data.columns])
+    else:
+        rows = [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
+        columns = dict.fromkeys(column for values in rows for column in values)
     try:
-        if is_frame:
-            check_header(name, [*data.columns])
+        if _is_data_frame(data):
             return Dataset.from_pandas(data, preserve_index=False)
         return Dataset.from_dict({column: [values.get(column) for values in rows] for column in columns}, features)
-    except InputError:
-        raise
     except (ValueError, TypeError, OverflowError) as error:  # from Arrow
         raise InputError(f"{name}: a column cannot be stored ({error}). Give its values one type.") from error
 

@@ -55,10 +55,8 @@ def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list
     for file, name in zip(files, _name_files(files), strict=True):
         count = len(pairs)
         for row, values in _read_rows(file):
-            good, bad = (
-                _read_sentence(file, row, values, flag, column)
-                for flag, column in (("good", good_column), ("bad", bad_column))
-            )
+            good = _read_sentence(file, row, values, "good", good_column)
+            bad = _read_sentence(file, row, values, "bad", bad_column)
             paradigm, phenomenon, field = (_read_label(values, column) for column in (PARADIGM, PHENOMENON, FIELD))
             paradigm = paradigm or name
             pairs.append(MinimalPair(good, bad, paradigm, phenomenon or paradigm, field, file, row))
@@ -73,7 +71,7 @@ def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Text files have the form of Zorro's: each pair is two lines, first the unacceptable sentence. Their names are
     `phenomenon-paradigm.txt`.
     """
-    if not _is_text(file):
+    if not uncompressed_name(file).endswith(".txt"):
         yield from read_rows(file)
         return
     phenomenon = describe_file(file).rpartition("-")[0]
@@ -84,11 +82,6 @@ def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 f"{file}, line {row}: the next line must be the other sentence of the pair. Write pairs as two lines."
             )
         yield row, {BAD: bad, GOOD: good, PHENOMENON: phenomenon}
-
-
-def _is_text(file: Path) -> bool:
-    """Whether a file has a sentence per line, and no columns."""
-    return uncompressed_name(file).endswith(".txt")
 
 
 def _name_files(files: Sequence[Path]) -> list[str]:
@@ -102,8 +95,6 @@ def _name_files(files: Sequence[Path]) -> list[str]:
 
 
 def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, column: str) -> str:
-    if column not in values and _is_text(file):
-        raise InputError(f"{file}: text files have the columns {BAD} and {GOOD}. Remove --{flag}_column_name.")
     if column not in values:
         raise InputError(f"{file}, row {row}: no column {column!r}. {list_columns(values)} Set --{flag}_column_name.")
     if not isinstance(values[column], str) or not values[column].strip():
@@ -130,21 +121,16 @@ def score_pairs(
     sentences = list(encode_sentences([text for pair in pairs for text in (pair.good, pair.bad)], tokenizer))
     limit = max_tokens(model, tokenizer)
     for number, sentence in enumerate(sentences):
-        pair = pairs[number // 2]
-        if all(word is None for word in sentence.words):
-            raise InputError(f"{pair.file}, row {pair.row}: a sentence has no tokens. Remove the pair.")
-        if len(sentence.ids) > limit:
+        pair, length = pairs[number // 2], len(sentence.ids)
+        if length > limit or all(word is None for word in sentence.words):
             raise InputError(
-                f"{pair.file}, row {pair.row}: a sentence has {len(sentence.ids)} tokens. The model's limit is "
-                f"{limit}. Remove the pair."
+                f"{pair.file}, row {pair.row}: expected a sentence of at least one word and at most {limit} tokens "
+                f"(the model's limit), found {length} tokens. Remove the pair."
             )
     with evaluating(model):
         scores = score_sentences(model, sentences, tokenizer.mask_token_id)
     if not all(np.isfinite(values).all() for values in scores.values()):
-        raise InputError(
-            "--model_name_or_path: the scores are NaN or infinite. The weights may be damaged, or training diverged. "
-            "Choose a different checkpoint."
-        )
+        raise InputError("--model_name_or_path: the scores are NaN or infinite. Choose a different checkpoint.")
     correct = np.stack([scores[variant][::2] > scores[variant][1::2] for variant in VARIANTS], axis=1)
     return summarize(pairs, correct)
 

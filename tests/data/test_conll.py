@@ -175,7 +175,10 @@ def test_bad_files(text, message, tmp_path):
         ([{"text": "a", "entities": []}], r"Set --text_column_name\. .* Character spans are not read"),
         ([{"tokens": "a b", "tags": ["O"]}], "row 1: expected a list of words, found 'a b'"),
         ([{"tokens": ["a", "b"], "tags": ["O"]}], r"row 1: expected 2 tags, one per word, found \['O'\]"),
-        ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": None}], "row 2: expected 1 tags, one per word, found None"),
+        (
+            [{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": None}],
+            "row 2: expected 1 tags, one per word, found None",
+        ),
         ([{"tokens": ["a"], "tags": [[0, 1, "X"]]}], r"found \[\[0, 1, 'X'\]\]\. Tags are texts, or"),
         ([{"tokens": ["a"], "tags": [3]}], r"row 1: .* found \[3\]\. Tags are texts, or class ids of a dataset"),
         ([{"tokens": [], "tags": []}], "train.jsonl: no sentences"),

@@ -63,7 +63,7 @@ class Corpus:
     known_counts: Counts | None = None  # from an index. None: `counts` reads the blocks when it is first used
 
     def __post_init__(self):
-        self.language = _find_language(self.settings)  # None: unknown
+        self.language = self.settings.get("language") or self.settings.get("lines_language")  # None: unknown
 
     @cached_property
     def counts(self) -> Counts:
@@ -99,10 +99,6 @@ class Corpus:
 
     def __str__(self) -> str:
         return f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} tokens"
-
-
-def _find_language(settings: dict[str, Any]) -> str | None:
-    return settings.get("language") or settings.get("lines_language")
 
 
 def check_unknown_tokens(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
@@ -141,8 +137,7 @@ def open_corpus(
         used.
 
     Raises:
-        InputError: `folder` holds no corpus; a part is missing, unfinished or damaged; the settings of the parts
-            differ; the corpus was prepared with a different tokenizer; or the bucket does not answer.
+        InputError: `folder` holds no complete corpus, or the corpus was prepared with a different tokenizer.
     """
     output = CorpusFolder(folder)
     sizes = _find_all_parts(output)

@@ -178,7 +178,6 @@ def initialize_from_bigrams(
     embeddings of special tokens and a rotation of all embeddings. Without `block_numbers`, all blocks are counted.
     """
     config: SnugBertConfig = model.config
-    check_bigram_config(config)
     rng = np.random.default_rng(seed)
     frequencies, sides = _count_text(corpus, config.vocab_size, block_numbers)
     first = _fit_first_layer(config, frequencies, sides, rng)
