@@ -57,10 +57,7 @@ class RemoteText:
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
         """Opens the file for reading bytes, whatever `mode` is."""
-        try:
-            return open_file(self.url)
-        except FileNotFoundError as error:
-            raise InputError(f"{self} was removed after it was listed. Run the same command again.") from error
+        return open_file(self.url)
 
 
 TextFile = Path | RemoteText
@@ -76,7 +73,7 @@ def measure_file(file: TextFile) -> int:
 
 def describe_bad_data(error: Exception) -> str:
     """Says what a library found in bad data, and what to do. Errors of the operating system are raised again."""
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
         raise error
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 ({error.reason}). Convert the file to UTF-8, for example with iconv."

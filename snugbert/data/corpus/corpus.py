@@ -106,6 +106,8 @@ def check_unknown_tokens(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, nam
     counts, unknown = corpus.counts.token_ids, tokenizer.unk_token
     special = {index: counts[index] for index in tokenizer.all_special_ids if index < len(counts)}
     remedy = "Use another tokenizer, or train one on this text with `snugbert vocabulary`."
+    if not corpus.num_tokens:
+        raise InputError(f"{name}: no documents.")
     if sum(special.values()) == counts.sum():
         raise InputError(f"{name}: every token is {unknown}, so no token can be masked. {remedy}")
     share = special.get(tokenizer.unk_token_id, 0) / counts.sum()

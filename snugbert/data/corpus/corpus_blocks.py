@@ -188,12 +188,7 @@ class CachedBlocks(Blocks):
 
     def _fetch(self, number: int) -> None:
         part, start, end, digest = self._find(number)
-        try:
-            data = read_bytes(part.name, start, end)
-        except FileNotFoundError as error:
-            raise InputError(
-                f"{hide_credentials(part.name)} was removed while it was in use. Prepare the text again."
-            ) from error
+        data = read_bytes(part.name, start, end)
         if hashlib.sha256(data).digest() != digest:
             raise damaged(hide_credentials(part.name), f"the checksum of block {number} does not match the index")
         with replacing(self._file(number)) as unfinished:

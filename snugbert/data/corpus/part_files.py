@@ -193,12 +193,8 @@ def index_name(part: str) -> str:
 def read_index(part: str, size: int) -> PartIndex:
     """Reads the index of a part, which is a path or a URL. `size`: bytes of the part. Another size means damage."""
     name = index_name(part)
-    shown = hide_credentials(name)
-    try:
-        data = read_bytes(name) if is_url(name) else Path(name).read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"{shown} is missing. Run `snugbert prepare` again.") from error
-    index = parse_index(data, shown)
+    data = read_bytes(name) if is_url(name) else Path(name).read_bytes()
+    index = parse_index(data, hide_credentials(name))
     if index.file_size != size:
         raise damaged(hide_credentials(part), f"it has {size:,} bytes instead of {index.file_size:,}")
     return index

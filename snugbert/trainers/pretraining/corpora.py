@@ -124,18 +124,15 @@ def load_corpora(
 
 
 def _check_corpus(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str, objective: Objective) -> None:
-    documents = corpus.num_documents
-    if documents == 0:
-        raise InputError(f"{name}: no documents.")
     check_unknown_tokens(corpus, tokenizer, name)
     if objective != "nsp":
         return
-    if documents == 1:
+    if corpus.num_documents == 1:
         raise InputError(
             f"{name}: next sentence prediction needs at least two documents, but the text has only one. Separate "
             "documents by blank lines, or pass --no_nsp."
         )
-    if corpus.num_sentences == documents:
+    if corpus.num_sentences == corpus.num_documents:
         raise InputError(
             f"{name}: every document is a single sentence, so there are no next sentences. Put the sentences of a "
             "document on adjacent lines, with a blank line between documents, or pass --no_nsp."
