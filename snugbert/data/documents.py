@@ -6,7 +6,7 @@ In .jsonl files, .parquet files and datasets, each row is a document. At most on
 
 import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,15 +166,9 @@ def _load_builder(text: TextArguments) -> "DatasetBuilder":
 
 def _group_lines(lines: Iterable[str]) -> Iterator[list[str]]:
     """Splits the lines of a text file into documents at blank lines."""
-    document: list[str] = []
-    for line in lines:
-        if line := line.strip():
-            document.append(line)
-        elif document:
-            yield document
-            document = []
-    if document:
-        yield document
+    for is_text, document in groupby(map(str.strip, lines), bool):
+        if is_text:
+            yield list(document)
 
 
 def _split_rows(

@@ -47,7 +47,7 @@ class DataArguments:
 
     def __post_init__(self):
         check_ranges(self)
-        check_sources(self.files, self.dataset_name, self.unlabeled_file)
+        check_sources(self.files, self.dataset_name)
 
     @property
     def max_samples(self) -> dict[str, int | None]:
@@ -86,15 +86,8 @@ class ExampleArguments(DataArguments):
         check_ranges(self, max_seq_length=Range(3))  # the special tokens of a pair
 
 
-def check_sources(
-    files: Mapping[str, Iterable[Path]], dataset_name: str | None, unlabeled_file: str | None = None
-) -> None:
-    """Checks that files exist, and that the user did not give both files and a dataset."""
-    unlabeled = [] if unlabeled_file is None else [Path(unlabeled_file)]
-    for split, split_files in {**files, "unlabeled": unlabeled}.items():
-        for file in split_files:
-            if not file.is_file():
-                raise InputError(f"--{split}_file: there is no file {file}.")
+def check_sources(files: Mapping[str, Iterable[Path]], dataset_name: str | None) -> None:
+    """Checks that the user did not give both files and a dataset."""
     if files and dataset_name is not None:
         raise InputError("--dataset_name cannot be combined with files. Pass either the dataset or the files.")
 

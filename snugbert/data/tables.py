@@ -79,11 +79,9 @@ def read_rows(
 
 def read_text(values: Mapping[str, Any], column: str) -> str:
     """Returns the text in a column of a row."""
-    if column not in values:
-        raise InputError(f"no column {column!r}. {list_columns(values)}")
-    value = values[column]
+    value = values.get(column)
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
-        raise InputError(f"no text in column {column!r}. Fix or remove the row.")
+        raise InputError(f"no text in column {column!r}. Fix or remove the row. {list_columns(values)}")
     return str(value)
 
 
@@ -216,15 +214,10 @@ def load_rows(data: Any, name: str) -> Dataset:
         raise InputError(f"{name}: expected {expected}, not a {type(data).__name__}.{advice}")
     if _is_data_frame(data):
         check_header(name, [*data.columns])
-    else:
-        rows = [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
-        columns = dict.fromkeys(column for values in rows for column in values)
-    try:
-        if _is_data_frame(data):
-            return Dataset.from_pandas(data, preserve_index=False)
-        return Dataset.from_dict({column: [values.get(column) for values in rows] for column in columns}, features)
-    except (ValueError, TypeError, OverflowError) as error:  # from Arrow
-        raise InputError(f"{name}: a column cannot be stored ({error}). Give its values one type.") from error
+        return Dataset.from_pandas(data, preserve_index=False)
+    rows = [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
+    columns = dict.fromkeys(column for values in rows for column in values)
+    return Dataset.from_dict({column: [values.get(column) for values in rows] for column in columns}, features)
 
 
 def number_rows(data: Any, text_column: str | None, expected: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

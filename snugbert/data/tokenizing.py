@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -180,20 +180,19 @@ def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_
 
     Args:
         function: must be picklable where processes are not forked.
-        items: read only a little ahead of the results, so they need not fit into memory. No item may be None.
+        items: read only a little ahead of the results, so they need not fit into memory.
     """
-    first, second = next(items, None), next(items, None)
-    if first is None:
-        return
-    if second is None or num_workers == 1 or multiprocessing.current_process().daemon:
-        yield from map(function, chain([first], [] if second is None else [second], items))
+    first = list(islice(items, 2))
+    items = chain(first, items)
+    if len(first) < 2 or num_workers == 1 or multiprocessing.current_process().daemon:
+        yield from map(function, items)
         return
     # Forking is fast and shares memory, but on macOS system libraries can crash in the child.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(function,)) as executor:
         try:
             pending: deque[Future[Result]] = deque()
-            for item in chain([first, second], items):
+            for item in items:
                 pending.append(executor.submit(_call_function, item))
                 if len(pending) > 2 * num_workers:  # enough to keep all processes busy
                     yield pending.popleft().result()

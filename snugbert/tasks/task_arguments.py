@@ -108,7 +108,7 @@ class GlueDataArguments(DataArguments):
         if self.data_dir is not None and self.dataset_name is not None:
             raise InputError("--dataset_name and --data_dir cannot be combined. Remove --dataset_name or --data_dir.")
         default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
-        check_sources(self.files, self.dataset_name or default_dataset, self.unlabeled_file)
+        check_sources(self.files, self.dataset_name or default_dataset)
 
     def _refuse(self, reason: str, *names: str) -> None:
         for name in names:

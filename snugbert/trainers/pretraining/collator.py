@@ -1,7 +1,7 @@
 """The pretraining collator: masks examples, and packs them into a batch or formats them as text."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,12 +71,6 @@ class SnugBertDataCollatorForPretraining:
     replacement_keys: bool = False
     pad_to_multiple_of: int | None = None
     masking: str | None = None
-    mask_token_id: int = field(init=False, repr=False)  # cached: looking it up takes microseconds
-    # Indexed by token id.
-    is_special: np.ndarray = field(init=False, repr=False)
-    continues_word: np.ndarray | None = field(init=False, repr=False, default=None)
-    replacements: np.ndarray = field(init=False, repr=False)
-    mask_rates: tuple[float, float] = field(init=False, repr=False)
 
     def __post_init__(self):
         check_ranges(self, pad_to_multiple_of=Range(1))
@@ -87,9 +81,10 @@ class SnugBertDataCollatorForPretraining:
                 f"mask_replace_prob {self.mask_replace_prob} and random_replace_prob {self.random_replace_prob} must "
                 "add up to at most 1."
             )
-        self.mask_token_id = self.tokenizer.mask_token_id
+        self.mask_token_id = self.tokenizer.mask_token_id  # cached: looking it up takes microseconds
         self.is_special = np.isin(np.arange(len(self.tokenizer)), self.tokenizer.all_special_ids)
         self.replacements = np.flatnonzero(~self.is_special)
+        self.continues_word: np.ndarray | None = None  # for each token of the vocabulary
         model = self.tokenizer.backend_tokenizer.model
         if self.masking == "tokens":
             return
