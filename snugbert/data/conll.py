@@ -26,18 +26,12 @@ Tags = list[list[str]]  # the tags of each sentence
 
 
 class Sentence(NamedTuple):
-    """The words of a sentence and their tags.
-
-    Attributes:
-        tags: one tag per word. None: not labeled.
-        row: the row in the source. In a CoNLL file, the line of the first word.
-        document: id of the document, equal for neighboring sentences of a document. None: unknown.
-    """
+    """The words of a sentence and their tags."""
 
     words: list[str]
-    tags: list[str] | None
-    row: int
-    document: str | int | None = None
+    tags: list[str] | None  # one per word. None: not labeled
+    row: int  # in the source. In a CoNLL file, the line of the first word
+    document: str | int | None = None  # an id, equal for neighboring sentences of a document. None: unknown
 
 
 # --- reading columns --------------------------------------------------------------------------------------------
@@ -63,10 +57,8 @@ def read_conll(
     tags. Before a sentence, a line that begins with "# " is a comment if it has more or fewer columns than the lines
     with words, or no tab although those lines have tabs.
 
-    Args:
-        word_column: number of the word column, counted from 1. None: the first column.
-        tag_column: number of the tag column, counted from 1. None: the last column.
-        labeled: whether every sentence must have tags.
+    Columns are counted from 1. By default, words are in the first column and tags in the last one. `labeled`: whether
+    every sentence must have tags.
     """
     word_column = word_column or 1
     # Other white space, such as a no-break space, can be part of a word.
@@ -146,12 +138,8 @@ def read_records(
 ) -> Iterator[Sentence]:
     """Reads sentences from JSON lines or a dataset. A row has a list of words and a list of tags or class ids.
 
-    Args:
-        text_column: the column of words. None: "tokens".
-        tag_columns: the possible columns of tags. Each row uses the first that it contains. Empty: tags are not read.
-        document_columns: the possible columns of document ids. Each row uses the first that it contains.
-        labeled: whether every sentence must have tags.
-        in_documents: whether every sentence must have a document id.
+    Words are in `text_column`, by default "tokens". Each row uses the first of `tag_columns` and `document_columns`
+    that it contains. Every sentence must have tags if `labeled`, and a document id if `in_documents`.
     """
     for row, values in read_rows(data):
         where = f"{source}, row {row}"

@@ -25,21 +25,15 @@ HIGH_SHARE = 0.1
 
 @dataclass
 class RepeatedText:
-    """How much of a text is repeated, before copies are left out.
+    """How much of a text is repeated, before copies are left out."""
 
-    Attributes:
-        left_out: "lines" or "documents" if the corpus does not contain the copies.
-        copied_lines: the number of lines that are copies of earlier lines.
-        copied_characters: the number of characters in these lines.
-    """
-
-    left_out: Deduplication | None
+    left_out: Deduplication | None  # "lines" or "documents" if the corpus does not contain the copies
     lines: int = 0
-    copied_lines: int = 0
+    copied_lines: int = 0  # copies of earlier lines
     documents: int = 0
     copied_documents: int = 0
     characters: int = 0
-    copied_characters: int = 0
+    copied_characters: int = 0  # characters of copied lines
     is_complete: bool = True
 
     def __str__(self) -> str:

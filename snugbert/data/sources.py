@@ -110,16 +110,9 @@ def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> 
 def choose_splits(
     requested: tuple[str, ...] | None, available: Container[str], from_files: bool, examples: str
 ) -> tuple[str, ...]:
-    """Chooses the splits to read.
+    """Chooses the splits to read: the `requested` splits, or by default all, except the test split of a dataset.
 
-    Args:
-        requested: the splits that the run needs. None: all available splits, see `from_files`.
-        from_files: whether the splits are files. By default, a test file is read, but the test split of a dataset is
-            not.
-
-    Returns:
-        The splits. If the run trains and there are unlabeled examples, "unlabeled" follows "train", or replaces a
-        missing "train".
+    If the run trains and there are unlabeled examples, "unlabeled" follows "train", or replaces a missing "train".
     """
     trains = requested is None or "train" in requested
     if requested is None:
@@ -136,17 +129,12 @@ def choose_splits(
 
 
 class DataSource(NamedTuple):
-    """A file or a split of a dataset, as results and cards name it.
-
-    Attributes:
-        split: the split of the dataset. For a file, its use: "train", "unlabeled", "validation" or "test".
-        hub_id: the dataset on the Hub. None if the data are not from the Hub.
-    """
+    """A file or a split of a dataset, as results and cards name it."""
 
     name: str
-    split: str
+    split: str  # for a file, its use: "train", "unlabeled", "validation" or "test"
     num_examples: int
-    hub_id: str | None = None
+    hub_id: str | None = None  # None if the data are not from the Hub
     config_name: str | None = None
 
 

@@ -21,21 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 class Question(NamedTuple):
-    """A question about a context.
-
-    Attributes:
-        answers: correct answers. Empty if there is no answer or it is unknown.
-        answer_starts: the first character of each answer in the context.
-        row: the question's place in its source, for messages: "dev.jsonl, row 3".
-    """
+    """A question about a context."""
 
     id: str
     question: str
     context: str
-    answers: tuple[str, ...] = ()
-    answer_starts: tuple[int, ...] = ()
+    answers: tuple[str, ...] = ()  # empty if there is no answer or it is unknown
+    answer_starts: tuple[int, ...] = ()  # the first character of each answer in the context
     source: str = ""
-    row: str = ""
+    row: str = ""  # the place in the source, for messages: "dev.jsonl, row 3"
     is_impossible: bool = False
 
 
@@ -155,15 +149,10 @@ def _read_answers(value: Any, where: str) -> list[tuple[str, int]]:
 def check_answers(questions: list[Question], name: str, training: bool, version_2: bool, skip: bool) -> list[Question]:
     """Checks that answers exist and are in their context at the given position, ignoring white space.
 
-    Args:
-        training: whether the questions are for training, so there must be answers.
-        version_2: whether questions may have no answer.
-        skip: whether to warn about an answer that is not at its position, instead of stopping. Training drops such
-            answers, and questions that have no answers left. Scoring keeps such answers, as in the official scripts,
-            because it compares only texts.
-
-    Returns:
-        The questions, with each answer written as in the context, without surrounding white space.
+    With `version_2`, questions may have no answer. With `skip`, an answer that is not at its position gets a warning.
+    Training drops such answers, and questions that have no answers left. Scoring keeps such answers, as in the
+    official scripts, because it compares only texts. Returns the questions, with each answer written as in the
+    context, without surrounding white space.
     """
     unanswered = [question for question in questions if not question.answers]
     logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))

@@ -223,10 +223,7 @@ def load_rows(data: Any, name: str) -> Dataset:
 def number_rows(data: Any, text_column: str | None, expected: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields the number of each row to predict, counted from 1, and its values.
 
-    Args:
-        data: as in [`load_rows`], a single row, a text, or an iterable of texts.
-        text_column: the column that a text without a column belongs to. None: texts are refused.
-        expected: what a row may be, for messages.
+    `data` is as in [`load_rows`], or a single row, a text, or an iterable of texts, which belong to `text_column`.
     """
     if isinstance(data, Dataset | IterableDataset) or _is_data_frame(data):
         return read_rows(load_rows(data, "rows"))

@@ -31,24 +31,14 @@ CACHED_CHARACTERS = 2**22
 
 @dataclass
 class TokenizedDocuments:
-    """A batch of tokenized documents. Documents and sentences without tokens are left out.
+    """A batch of tokenized documents. Documents and sentences without tokens are left out."""
 
-    Attributes:
-        documents_read: number of documents in the batch, including empty documents.
-        numbers: indices of the documents that are left. *Shape:* (documents,)
-        document_lengths: number of sentences per document. *Shape:* (documents,)
-        sentence_lengths: number of tokens per sentence. *Shape:* (sentences,)
-        tokens: token ids. *Shape:* (tokens,)
-        continues_word: whether a token continues the word of the token before it. None: not requested.
-            *Shape:* (tokens,)
-    """
-
-    documents_read: int
-    numbers: np.ndarray
-    document_lengths: np.ndarray
-    sentence_lengths: np.ndarray
-    tokens: np.ndarray
-    continues_word: np.ndarray | None
+    documents_read: int  # including empty documents
+    numbers: np.ndarray  # indices of the documents that are left. Shape: (documents,)
+    document_lengths: np.ndarray  # in sentences. Shape: (documents,)
+    sentence_lengths: np.ndarray  # in tokens. Shape: (sentences,)
+    tokens: np.ndarray  # token ids. Shape: (tokens,)
+    continues_word: np.ndarray | None  # the word of the token before. None: not requested. Shape: (tokens,)
 
 
 class DocumentTokenizer:

@@ -27,25 +27,14 @@ GOOD, BAD, PARADIGM, PHENOMENON, FIELD = "sentence_good", "sentence_bad", "UID",
 
 
 class MinimalPair(NamedTuple):
-    """A minimal pair.
-
-    Attributes:
-        good: the acceptable sentence.
-        bad: the unacceptable sentence.
-        paradigm: the kind of pair. By default the name of the file, with its folder if needed.
-        phenomenon: what the paradigm tests. By default the paradigm. For a text file, the part of its name before the
-            last hyphen.
-        field: the field of linguistics. None: unknown.
-        file: the file that contains the pair, for messages.
-        row: the number of its row in the file.
-    """
+    """An acceptable and an unacceptable sentence."""
 
     good: str
     bad: str
-    paradigm: str = "all"
-    phenomenon: str = "all"
-    field: str | None = None
-    file: Path = Path("pairs")
+    paradigm: str = "all"  # the kind of pair. By default the name of the file, with its folder if needed
+    phenomenon: str = "all"  # what the paradigm tests. By default the paradigm
+    field: str | None = None  # of linguistics. None: unknown
+    file: Path = Path("pairs")  # with `row`, for messages
     row: int = 0
 
 
