@@ -205,6 +205,9 @@ def load_rows(data: Any, name: str) -> Dataset:
     """Returns rows as a dataset."""
     if isinstance(data, Dataset):
         return data if data.format["type"] == "custom" else data.with_format(None)  # a transform makes the columns
+    if _is_data_frame(data):
+        check_header(name, [*data.columns])
+        return Dataset.from_pandas(data, preserve_index=False)
     features = None
     if isinstance(data, IterableDataset):
         features, data = data.features, data.with_format(None)
@@ -212,9 +215,6 @@ def load_rows(data: Any, name: str) -> Dataset:
         expected = "a datasets.Dataset, a DataFrame or a list of dicts"
         advice = " Pass one of its splits." if isinstance(data, Mapping) else ""
         raise InputError(f"{name}: expected {expected}, not a {type(data).__name__}.{advice}")
-    if _is_data_frame(data):
-        check_header(name, [*data.columns])
-        return Dataset.from_pandas(data, preserve_index=False)
     rows = [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
     columns = dict.fromkeys(column for values in rows for column in values)
     return Dataset.from_dict({column: [values.get(column) for values in rows] for column in columns}, features)

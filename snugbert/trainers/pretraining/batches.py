@@ -76,11 +76,7 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
         args: batch size and number of steps. If `max_steps` is not positive, `num_train_epochs` is the number of
             passes over the data.
     """
-    if not all(map(len, datasets)):
-        raise InputError("train_dataset is empty.")
     lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
-    if len(lengths) > 1 and None in lengths:
-        raise InputError("phases: each of several datasets needs a `max_seq_length`, like a PretrainingDataset.")
     batch_sizes = choose_batch_sizes(lengths, args)
     steps = args.max_steps
     if steps <= 0:
