@@ -189,14 +189,12 @@ def prepare_parts(
     """
     settings = _list_settings(parts[0], tokenizer, language, documents, lines_language, store_words)
     output = CorpusFolder(folder)
+    if _find_finished(output, parts, settings, replace) >= {part.name for part in parts}:
+        return read_report(output.place)
+    worker = DocumentTokenizer(tokenizer, language, settings[WORDS])
     try:
-        if _find_finished(output, parts, settings, replace) >= {part.name for part in parts}:
-            report = read_report(output.place)
-        else:
-            worker = DocumentTokenizer(tokenizer, language, settings[WORDS])
-            with explaining_failed_writes(output.folder, "run the same command again. Finished parts are kept"):
-                report = _write_missing_parts(output, parts, settings, worker, num_workers, show_progress)
-        return report
+        with explaining_failed_writes(output.folder, "run the same command again. Finished parts are kept"):
+            return _write_missing_parts(output, parts, settings, worker, num_workers, show_progress)
     except BrokenProcessPool as error:
         raise InputError(
             "a tokenizing process was killed, probably because memory ran out. Run the same command again with fewer "
