@@ -64,14 +64,10 @@ def read_rows(
     suffix = uncompressed_name(file).rpartition(".")[2]
     # Leaving out a bad line could make a header or a quoted cell incomplete.
     lines_log = log if log.on_bad_text == "replace" else ReadingLog()
-    if suffix == "tsv":
-        advice = "Tabs separate columns, and carriage returns end lines."
-        return _name_cells(file, _read_cells(file, "\t", csv.QUOTE_NONE, lines_log), advice, headerless_columns, log)
-    if suffix == "csv":
-        separator = find_separator(file, lines_log.on_bad_text)
-        advice = f"The separator is {SEPARATORS[separator]}. Quote cells and names that contain it."
-        rows = _read_cells(file, separator, csv.QUOTE_MINIMAL, lines_log)
-        return _name_cells(file, rows, advice, headerless_columns, log)
+    if suffix in ("tsv", "csv"):
+        separator = "\t" if suffix == "tsv" else find_separator(file, lines_log.on_bad_text)
+        quoting = csv.QUOTE_NONE if suffix == "tsv" else csv.QUOTE_MINIMAL
+        return _name_cells(file, _read_cells(file, separator, quoting, lines_log), separator, headerless_columns, log)
     if suffix in ("json", "jsonl"):
         return read_json_rows(file, log)
     raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
@@ -118,7 +114,7 @@ def _name_classes(value: Any, feature: Any) -> Any:
 def _name_cells(
     file: Path,
     table: Iterable[tuple[int, list[str]]],
-    advice: str,
+    separator: str,
     headerless_columns: Sequence[str],
     log: ReadingLog,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -132,8 +128,9 @@ def _name_cells(
         if len(cells) == len(header):
             yield row, dict(zip(header, cells, strict=True))
         else:
-            columns = format_count(len(header), "column")
-            log.leave_out(file, f"row {row}", f"expected {columns}, found {len(cells)}. {advice}")
+            expected = format_count(len(header), "column")
+            advice = f"The separator is {SEPARATORS[separator]}. In .csv files, quote cells and names that contain it."
+            log.leave_out(file, f"row {row}", f"expected {expected}, found {len(cells)}. {advice}")
 
 
 def check_header(source: Path | str, header: Sequence[str]) -> None:

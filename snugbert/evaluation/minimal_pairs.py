@@ -87,8 +87,8 @@ def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, colu
     sentence = values.get(column)
     if not isinstance(sentence, str) or not sentence.strip():
         raise InputError(
-            f"{file}, row {row}: no sentence in column {column!r}. {list_columns(values)} Set --{flag}_column_name, or "
-            "remove the row."
+            f"{file}, row {row}: no sentence in column {column!r}. {list_columns(values)} Set "
+            f"--{flag}_column_name, or remove the row."
         )
     return sentence
 

@@ -77,7 +77,7 @@ def parse_record(schema: pa.Schema) -> dict[str, Any]:
             return record
     except (AttributeError, LookupError, TypeError, RecursionError, json.JSONDecodeError, UnicodeError) as error:
         raise pa.ArrowInvalid("not part of a corpus") from error
-    raise pa.ArrowInvalid("columns or settings have the wrong type")
+    raise pa.ArrowInvalid(f"not in format {FORMAT} of this version, or columns have the wrong type")
 
 
 def shared_settings(record: Mapping[str, Any]) -> dict[str, Any]:
