@@ -66,7 +66,7 @@ def read_rows(
     lines_log = log if log.on_bad_text == "replace" else ReadingLog()
     if suffix in ("tsv", "csv"):
         separator = "\t" if suffix == "tsv" else find_separator(file, lines_log.on_bad_text)
-        quoting = csv.QUOTE_NONE if suffix == "tsv" else csv.QUOTE_MINIMAL
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if suffix == "tsv" else csv.QUOTE_MINIMAL
         return _name_cells(file, _read_cells(file, separator, quoting, lines_log), separator, headerless_columns, log)
     if suffix in ("json", "jsonl"):
         return read_json_rows(file, log)
