@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import ClassLabel, Dataset, List
+from datasets import Dataset
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError, format_count, list_columns
@@ -26,18 +26,12 @@ Tags = list[list[str]]  # the tags of each sentence
 
 
 class Sentence(NamedTuple):
-    """The words of a sentence and their tags.
-
-    Attributes:
-        tags: one tag per word. None: not labeled.
-        row: the row in the source. In a CoNLL file, the line of the first word.
-        document: id of the document, equal for neighboring sentences of a document. None: unknown.
-    """
+    """The words of a sentence and their tags."""
 
     words: list[str]
-    tags: list[str] | None
-    row: int
-    document: str | int | None = None
+    tags: list[str] | None  # one per word. None: not labeled
+    row: int  # in the source. In a CoNLL file, the line of the first word
+    document: str | int | None = None  # an id, equal for neighboring sentences of a document. None: unknown
 
 
 # --- reading columns --------------------------------------------------------------------------------------------
@@ -63,10 +57,8 @@ def read_conll(
     tags. Before a sentence, a line that begins with "# " is a comment if it has more or fewer columns than the lines
     with words, or no tab although those lines have tabs.
 
-    Args:
-        word_column: number of the word column, counted from 1. None: the first column.
-        tag_column: number of the tag column, counted from 1. None: the last column.
-        labeled: whether every sentence must have tags.
+    Columns are counted from 1. By default, words are in the first column and tags in the last one. `labeled`: whether
+    every sentence must have tags.
     """
     word_column = word_column or 1
     # Other white space, such as a no-break space, can be part of a word.
@@ -113,12 +105,12 @@ def read_conll(
 
 def has_only_ids(sentences: Iterable[Sentence]) -> bool:
     """Whether the words of a CoNLL file with several columns are only numbers."""
-    found = False
-    for sentence in sentences:
-        if sentence.tags is None or not all(map(WORD_ID.fullmatch, sentence.words)):
-            return False
-        found = True
-    return found
+    sentences = iter(sentences)
+    first = next(sentences, None)
+    return first is not None and all(
+        sentence.tags is not None and all(map(WORD_ID.fullmatch, sentence.words))
+        for sentence in chain([first], sentences)
+    )
 
 
 def split_cells(line: str) -> list[str]:
@@ -146,59 +138,37 @@ def read_records(
 ) -> Iterator[Sentence]:
     """Reads sentences from JSON lines or a dataset. A row has a list of words and a list of tags or class ids.
 
-    Args:
-        text_column: the column of words. None: "tokens".
-        tag_columns: the possible columns of tags. Each row uses the first that it contains. Empty: tags are not read.
-        document_columns: the possible columns of document ids. Each row uses the first that it contains.
-        labeled: whether every sentence must have tags.
-        in_documents: whether every sentence must have a document id.
+    Words are in `text_column`, by default "tokens". Each row uses the first of `tag_columns` and `document_columns`
+    that it contains. Every sentence must have tags if `labeled`, and a document id if `in_documents`.
     """
     for row, values in read_rows(data):
         where = f"{source}, row {row}"
-        text = _choose_column("text_column_name", [text_column or "tokens"], values, where)
-        words = values[str(text)]
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise InputError(f"{where}: expected a list of words in column {text!r}, found {words!r:.60}. {FORM}")
-        label = _choose_column("label_column_name", tag_columns, values, where, required=labeled)
-        tags = None if label is None else _read_tags(values[label], len(words), data, label, where, labeled)
-        document = _choose_column("document_column_name", document_columns, values, where, required=in_documents)
-        yield Sentence(words, tags, row, None if document is None else values[document])
+        words = _read_column("text_column_name", [text_column or "tokens"], values, where, required=True)
+        tags = _read_column("label_column_name", tag_columns, values, where, required=labeled)
+        document = _read_column("document_column_name", document_columns, values, where, required=in_documents)
+        if not _are_texts(words):
+            raise InputError(f"{where}: expected a list of words, found {words!r:.60}. {FORM}")
+        if (labeled or tags is not None) and not (_are_texts(tags) and len(tags) == len(words)):
+            raise InputError(
+                f"{where}: expected {len(words)} tags, one per word, found {tags!r:.60}. Tags are texts, or class ids "
+                f"of a dataset. {FORM}"
+            )
+        yield Sentence(words, tags, row, document)
 
 
-def _choose_column(
-    flag: str, names: Sequence[str], values: Mapping[str, Any], where: str, required: bool = True
-) -> str | None:
-    """Returns the first of `names` that is a column of the row. None: there is none, and none is required."""
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _read_column(flag: str, names: Sequence[str], values: Mapping[str, Any], where: str, required: bool) -> Any:
+    """Returns the value of the first of `names` that is a column of the row. None: the row has none of them."""
     column = next((name for name in names if name in values), None)
-    if column is None and required:
+    if column is not None:
+        return values[column]
+    if required:
         expected = " or ".join(map(repr, names))
         raise InputError(f"{where}: no column {expected}. {list_columns(values)} Set --{flag}. {FORM}")
-    return column
-
-
-def _read_tags(
-    tags: Any, num_words: int, data: Path | Dataset, column: str, where: str, labeled: bool
-) -> list[str] | None:
-    """Returns the tags of a row. None if the row has no tags."""
-    if tags is None:
-        if labeled:
-            raise InputError(f"{where}: no tags in column {column!r}. Add tags, or remove the row.")
-        return None
-    if not isinstance(tags, list) or len(tags) != num_words:
-        found = len(tags) if isinstance(tags, list) else f"{tags!r:.60}"
-        raise InputError(f"{where}: expected {num_words} tags, one per word, in column {column!r}, found {found}.")
-    if all(isinstance(tag, str) for tag in tags):
-        return tags
-    feature = data.features[column] if isinstance(data, Dataset) else None
-    if not (isinstance(feature, List) and isinstance(feature.feature, ClassLabel)):
-        raise InputError(f"{where}: the tags in column {column!r} are neither text nor class labels. {FORM}")
-    names = feature.feature.names
-    if all(isinstance(tag, int) and 0 <= tag < len(names) for tag in tags):
-        return [names[tag] for tag in tags]
-    if labeled:
-        expected = f"class ids from 0 to {len(names) - 1}"
-        raise InputError(f"{where}: expected {expected} in column {column!r}, found {tags!r:.60}.")
-    return None  # test sets on the Hub use -1 for missing tags
+    return None
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ In .jsonl files, .parquet files and datasets, each row is a document. At most on
 
 import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import chain, groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,14 @@ import sentencex
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import splitter_language
 from snugbert.data.tables import read_json_rows
-from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file, read_numbered_lines
+from snugbert.data.text_lines import (
+    ReadingLog,
+    RemoteText,
+    TextFile,
+    explaining_bad_data,
+    measure_file,
+    read_numbered_lines,
+)
 from snugbert.errors import InputError, explain_files, join_lines, list_columns
 from snugbert.storage.urls import find_entries, hide_credentials, is_url
 
@@ -31,18 +38,17 @@ def find_files(patterns: Sequence[str]) -> list[TextFile]:
     """Finds the text files that match paths, URLs and glob patterns. See [`match_files`]."""
     files: dict[TextFile, None] = {}
     for pattern in patterns:
-        files |= dict.fromkeys(_find_remote(pattern) if is_url(pattern) else match_files([pattern]))
+        if is_url(pattern):
+            found: list[TextFile] = [RemoteText(url, *entry) for url, entry in find_entries(pattern).items()]
+        else:
+            found = [*match_files([pattern])]
+        if not found:
+            raise InputError(f"{hide_credentials(pattern)}: no such file. Check the URL.")
+        files |= dict.fromkeys(found)
     for file in files:
         if not file.name.endswith(TEXT_SUFFIXES):
             raise InputError(f"{file}: unknown suffix. Use one of {', '.join(TEXT_SUFFIXES)}.")
     return list(files)
-
-
-def _find_remote(pattern: str) -> list[TextFile]:
-    files: list[TextFile] = [RemoteText(url, *entry) for url, entry in find_entries(pattern).items()]
-    if not files:
-        raise InputError(f"{hide_credentials(pattern)}: no such file. Check the URL.")
-    return files
 
 
 def match_files(patterns: Sequence[str]) -> list[Path]:
@@ -74,7 +80,7 @@ def read_lines(files: Iterable[TextFile], text_column: str = "text", log: Readin
     """Reads the lines of all documents, without document boundaries. Streams text files line by line."""
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
-            lines = (line for _, line in read_numbered_lines(file, log=log))
+            lines = (line for _, line in read_numbered_lines(file, log))
             yield from (stripped for line in lines if (stripped := line.strip()))
         else:
             yield from chain.from_iterable(read_documents([file], text_column, log))
@@ -87,7 +93,7 @@ def read_documents(
     log = log or ReadingLog()
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
-            yield from _group_lines(line for _, line in read_numbered_lines(file, log=log))
+            yield from _group_lines(line for _, line in read_numbered_lines(file, log))
         elif file.name.endswith(".parquet"):
             yield from _split_rows(_read_parquet_rows(file, text_column, log), text_column, file, log)
         else:
@@ -108,23 +114,24 @@ def read_dataset_documents(
     rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
     if shard is not None:
         rows = rows.shard(index=shard[0], num_shards=shard[1])
-    number = 0
+    source, number = f"dataset {text.dataset_name}", 0
 
-    def read_rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def count_rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
         nonlocal number
-        try:
-            for row in rows:
-                number += 1
-                yield number, row
-        except ValueError as error:  # the datasets library stops at text that is not UTF-8 or not JSON
-            reason = join_lines(error)
-            raise InputError(
-                f"dataset {text.dataset_name}, after row {number}: {reason}. To skip bad text, download the files and "
-                "use --train_file with --on_bad_text skip."
-            ) from error
+        for row in rows:
+            number += 1
+            yield number, row
 
-    with log.follow(lambda: number):
-        yield from _split_rows(read_rows(), text.text_column_name, f"dataset {text.dataset_name}", log)
+    try:
+        with log.follow(lambda: number):
+            yield from _split_rows(count_rows(), text.text_column_name, source, log)
+    except InputError:
+        raise
+    except ValueError as error:  # the datasets library stops at text that is not UTF-8 or not JSON
+        raise InputError(
+            f"{source}, after row {number}: {join_lines(error)}. To skip bad text, download the files and use "
+            "--train_file with --on_bad_text skip."
+        ) from error
 
 
 def dataset_version(text: TextArguments) -> str:
@@ -159,15 +166,9 @@ def _load_builder(text: TextArguments) -> "DatasetBuilder":
 
 def _group_lines(lines: Iterable[str]) -> Iterator[list[str]]:
     """Splits the lines of a text file into documents at blank lines."""
-    document: list[str] = []
-    for line in lines:
-        if line := line.strip():
-            document.append(line)
-        elif document:
-            yield document
-            document = []
-    if document:
-        yield document
+    for is_text, document in groupby(map(str.strip, lines), bool):
+        if is_text:
+            yield list(document)
 
 
 def _split_rows(
@@ -176,39 +177,27 @@ def _split_rows(
     """Splits the text of each row into lines."""
     for number, row in rows:
         text = row.get(text_column)
-        if text_column not in row:
-            problem = f"no column {text_column!r}. {list_columns(row)} Set --text_column_name."
-            log.leave_out(source, f"row {number}", problem)
-            continue
         if not isinstance(text, str):
             found = "null" if text is None else type(text).__name__
             problem = f"expected text in column {text_column!r}, found {found}."
+            if text_column not in row:
+                problem = f"no column {text_column!r}. {list_columns(row)} Set --text_column_name."
             log.leave_out(source, f"row {number}", problem)
-            continue
-        document = [stripped for line in text.splitlines() if (stripped := line.strip())]
-        if document:
+        elif document := [stripped for line in text.splitlines() if (stripped := line.strip())]:
             yield document
 
 
 def _read_parquet_rows(file: TextFile, text_column: str, log: ReadingLog) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
+    rows_read = 0
+    with explaining_bad_data(lambda: f"{file}, after row {rows_read}"):
         source = file.open("rb") if isinstance(file, RemoteText) else file
         parquet = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
-        rows_read, num_rows, size = 0, parquet.metadata.num_rows, measure_file(file)
+        num_rows, size = parquet.metadata.num_rows, measure_file(file)
         columns = [text_column] if text_column in parquet.schema_arrow.names else None
         with log.follow(lambda: size * rows_read // max(num_rows, 1)):
             for batch in parquet.iter_batches(batch_size=256, columns=columns):
                 yield from enumerate(batch.to_pylist(), start=rows_read + 1)
                 rows_read += len(batch)
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{file}, after row {rows_read}: not UTF-8 ({error.reason}). Convert the file to UTF-8."
-        ) from error
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # from the operating system
-            raise
-        reason = join_lines(error)
-        raise InputError(f"{file}: not a Parquet file, or damaged ({reason}). Get a new copy of the file.") from error
 
 
 def split_sentences(document: Sequence[str], language: str, keep_spaces: bool = False) -> list[str]:

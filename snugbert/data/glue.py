@@ -7,32 +7,20 @@ GLUE_ON_THE_HUB = "nyu-mll/glue"
 
 
 class GlueTask(NamedTuple):
-    """A GLUE task.
+    """A GLUE task."""
 
-    Attributes:
-        folder: the task's folder in the GLUE data, and its name in reports, such as "SST-2".
-        text_columns: the column of single sentences, or the two columns of pairs, as named in the datasets library.
-        labels: in the order of their ids in the datasets library. Empty for regression.
-        main_metric: the metric in table 1 of Devlin et al. (2018).
-        metrics: all metrics of the task, in table 1 of Wang et al. (2018).
-        renamed_columns: column in the TSV files -> name in the datasets library, where the names differ.
-        writes_label_ids: the TSV files and the leaderboard use label ids instead of names.
-        files: split -> names of its TSV file without ".tsv". The first file that exists is read. MNLI has second
-            validation and test splits from other sources. Its model also predicts the diagnostic split.
-        leaderboard: test split -> name of the leaderboard's file without ".tsv". Default: `folder`.
-    """
-
-    folder: str
-    text_columns: tuple[str, ...]
-    labels: tuple[str, ...] = ()
-    main_metric: str = "accuracy"
-    metrics: tuple[str, ...] = ("accuracy",)
-    renamed_columns: dict[str, str] = {}
+    folder: str  # in the GLUE data, and the name in reports, such as "SST-2"
+    text_columns: tuple[str, ...]  # one for single sentences, two for pairs
+    labels: tuple[str, ...] = ()  # in the order of their ids. Empty for regression
+    main_metric: str = "accuracy"  # in table 1 of Devlin et al. (2018)
+    metrics: tuple[str, ...] = ("accuracy",)  # in table 1 of Wang et al. (2018)
+    renamed_columns: dict[str, str] = {}  # column in the TSV files -> name in the datasets library
     headerless_columns: tuple[str, ...] = ()
     skips_torn_rows: bool = False
-    writes_label_ids: bool = False
+    writes_label_ids: bool = False  # in the TSV files and for the leaderboard, instead of names
+    # Split -> names of its TSV file without ".tsv". The first file that exists is read.
     files: dict[str, tuple[str, ...]] = {"train": ("train",), "validation": ("dev",), "test": ("test",)}
-    leaderboard: dict[str, str] = {}
+    leaderboard: dict[str, str] = {}  # test split -> name of the leaderboard's file. Default: `folder`
 
 
 # Column names and the order of labels come from the dataset "nyu-mll/glue" on the Hub. File names and the columns in

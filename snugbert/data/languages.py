@@ -19,15 +19,10 @@ SEVERAL = "mul"  # ISO 639-2: several languages
 
 
 class Stored(NamedTuple):
-    """The language that a file stores.
-
-    Attributes:
-        language: the code of the language. None if the file stores no language.
-    """
+    """The language of a file or folder. None: it stores no language."""
 
     place: str
     language: str | None
-    remedy: str
 
 
 def check_language(code: str) -> None:
@@ -76,8 +71,7 @@ def store_language(language: str | None, *targets: PreTrainedConfig | PreTrained
 
 def stored_in_tokenizer(tokenizer: PreTrainedTokenizerBase, name: Any) -> Stored:
     """Returns the language of a tokenizer. `name` is its folder or Hub name."""
-    remedy = 'change "language" in its tokenizer_config.json'
-    return Stored(f"the tokenizer {name}", read_language(tokenizer), remedy)
+    return Stored(f"the tokenizer {name}", read_language(tokenizer))
 
 
 def stored_in_model(
@@ -90,8 +84,7 @@ def stored_in_model(
     in_tokenizer = stored_in_tokenizer(tokenizer, tokenizer_name or name)
     if name is None:
         return [in_tokenizer]
-    remedy = "change the language of the checkpoint with --config_overrides language=CODE"
-    in_checkpoint = Stored(f"the checkpoint {name}", read_language(config), remedy)
+    in_checkpoint = Stored(f"the checkpoint {name}", read_language(config))
     if in_checkpoint.language is not None and tokenizer_name in (None, name):
         return [in_checkpoint]
     return [in_checkpoint, in_tokenizer]
@@ -105,17 +98,13 @@ def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
 
     `stored`: languages of the files, the most specific first.
     """
-    known = [each for each in stored if each.language is not None]
-    single = [each for each in known if each.language != SEVERAL]
-    for each in single:
-        if given is not None and primary_language(given) != primary_language(str(each.language)):
+    known = [each for each in (Stored("--language", given), *stored) if each.language is not None]
+    single = [(place, str(language)) for place, language in known if language != SEVERAL or language == given]
+    for place, language in single:
+        if primary_language(language) != primary_language(single[0][1]):
             raise InputError(
-                f"--language {given}: the language of {each.place} is {each.language}. Remove the flag, or "
-                f"{each.remedy}."
+                f"{' '.join(single[0])}: the language of {place} is {language}. Remove the wrong one: the flag, "
+                '"language" in the tokenizer_config.json, the language of the checkpoint (--config_overrides '
+                "language=CODE), or the prepared corpus."
             )
-        if primary_language(str(each.language)) != primary_language(str(single[0].language)):
-            raise InputError(
-                f"the language of {single[0].place} is {single[0].language}, but the language of {each.place} is "
-                f"{each.language}. To continue, {single[0].remedy}, or {each.remedy}."
-            )
-    return given or next((each.language for each in single or known), None)
+    return given or next((language for _, language in [*single, *known]), None)

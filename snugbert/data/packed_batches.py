@@ -61,9 +61,6 @@ class SnugBertDataCollatorWithPacking:
             For training only: in the evaluation of a plain Trainer, predictions would include the padding.
         max_sequences: with `pad_to_multiple_of`, the largest number of examples in a batch. None: all batches have
             the same number.
-
-    Raises:
-        ValueError: `pad_to_multiple_of` is below 1, or `max_sequences` is set without it.
     """
 
     pad_to_multiple_of: int | None = None
@@ -96,10 +93,6 @@ class SnugBertDataCollatorWithPacking:
             (N, classes). Integers are int64 and floats float32. For multiple choice, N is examples x choices,
             `labels` has one label per example, and `num_choices` is added. For documents, N is the number of windows,
             and `labels` and `num_windows` have one value per document. With `pad_to_multiple_of`, the batch is filled.
-
-        Raises:
-            ValueError: a column is not numeric, or is unknown and has lists, columns differ between features, lengths
-                differ within a feature, a sequence has no tokens, or there are more examples than `max_sequences`.
         """
         columns = _to_columns(
             list(chain.from_iterable(item if isinstance(item, list) else [item] for item in features))
@@ -110,10 +103,7 @@ class SnugBertDataCollatorWithPacking:
         elif _has_choices(columns["input_ids"][0]):
             counts = {len(choices) for choices in columns["input_ids"]}
             if len(counts) > 1:
-                raise ValueError(
-                    f"All examples of a batch must have the same number of choices, not {sorted(counts)}. Put "
-                    "examples with different numbers of choices into different batches."
-                )
+                raise ValueError(f"All examples of a batch need the same number of choices, not {sorted(counts)}.")
             extra["num_choices"] = counts.pop()
         if extra:
             for name in columns.keys() & TOKEN_COLUMNS:
@@ -136,19 +126,15 @@ class SnugBertDataCollatorWithPacking:
                 pairs = zip(arrays[name], adjusted, strict=True)
                 warn_of_padding(name, sum(after == IGNORE_INDEX != before for before, after in pairs))
                 arrays[name] = adjusted
-        batch = pack(token_columns) | {name: _stack(name, values) for name, values in arrays.items()} | extra
+        batch = pack(token_columns) | {name: _stack(values) for name, values in arrays.items()} | extra
         if self.pad_to_multiple_of is None:
             return batch
         return pad_row(batch, self.pad_to_multiple_of, self.max_sequences)
 
 
 def _to_columns(features: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    for index, feature in enumerate(features):
-        if feature.keys() != features[0].keys():
-            raise ValueError(
-                f"All features need the same columns. Feature {index} has {', '.join(feature)}. Feature 0 has "
-                f"{', '.join(features[0])}."
-            )
+    if any(feature.keys() != features[0].keys() for feature in features):
+        raise ValueError("All features of a batch need the same columns.")
     unknown = [
         name
         for name, value in features[0].items()
@@ -189,10 +175,7 @@ def _adjust_position(position: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return np.asarray(np.count_nonzero(mask[:position]) if mask[position] else IGNORE_INDEX)
 
 
-def _stack(name: str, arrays: list[np.ndarray]) -> torch.Tensor:
-    shapes = {array.shape for array in arrays}
-    if len(shapes) > 1:
-        raise ValueError(f"`{name}` has different shapes in one batch: {', '.join(map(str, sorted(shapes)))}.")
+def _stack(arrays: list[np.ndarray]) -> torch.Tensor:
     stacked = np.stack(arrays)
     return torch.from_numpy(stacked.astype(np.float32 if stacked.dtype.kind == "f" else np.int64))
 
@@ -244,11 +227,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
         max_tokens: maximum number of tokens per item. Padding does not count.
         seed: seed for shuffling. The items depend only on the dataset, `max_tokens` and the seed.
 
-    Raises:
-        ValueError: an example has more than `max_tokens` tokens.
-
     Attributes:
-        max_tokens: as in the arguments.
         max_examples: the maximum number of examples per item.
     """
 

@@ -41,7 +41,7 @@ class DataArguments:
 
     def __post_init__(self):
         check_ranges(self)
-        check_sources(self.files, self.dataset_name, self.unlabeled_file)
+        check_sources(self.files, self.dataset_name)
 
     @property
     def max_samples(self) -> dict[str, int | None]:
@@ -74,16 +74,8 @@ class ExampleArguments(DataArguments):
     )
 
 
-def check_sources(
-    files: Mapping[str, Iterable[Path]], dataset_name: str | None, unlabeled_file: str | None = None
-) -> None:
-    """Checks that files exist, and that the user did not give both files and a dataset."""
-    for split, split_files in files.items():
-        for file in split_files:
-            if not file.is_file():
-                raise InputError(f"--{split}_file: there is no file {file}.")
-    if unlabeled_file is not None and not Path(unlabeled_file).is_file():
-        raise InputError(f"--unlabeled_file: there is no file {unlabeled_file}.")
+def check_sources(files: Mapping[str, Iterable[Path]], dataset_name: str | None) -> None:
+    """Checks that the user did not give both files and a dataset."""
     if files and dataset_name is not None:
         raise InputError("--dataset_name cannot be combined with files. Pass either the dataset or the files.")
 
@@ -93,8 +85,6 @@ def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> 
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
-    if name.startswith(("/", ".", "~")) and not Path(name).exists():
-        raise InputError(f"--dataset_name: there is no folder {name}.")
     try:
         return load_dataset(name, config_name, **download)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
@@ -108,27 +98,18 @@ def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> 
 def choose_splits(
     requested: tuple[str, ...] | None, available: Container[str], from_files: bool, examples: str
 ) -> tuple[str, ...]:
-    """Chooses the splits to read.
+    """Chooses the splits to read: the `requested` splits, or by default all, except the test split of a dataset.
 
-    Args:
-        requested: the splits that the run needs. None: all available splits, see `from_files`.
-        from_files: whether the splits are files. By default, a test file is read, but the test split of a dataset is
-            not.
-
-    Returns:
-        The splits. If the run trains and there are unlabeled examples, "unlabeled" follows "train", or replaces a
-        missing "train".
+    If the run trains and there are unlabeled examples, "unlabeled" follows "train", or replaces a missing "train".
     """
+    trains = requested is None or "train" in requested
     if requested is None:
         requested = tuple(split for split in SPLITS if split in available and (split != "test" or from_files))
-        if not requested and "unlabeled" not in available:
-            raise InputError("no data to train or evaluate on. Pass --train_file or --validation_file.")
-        trains = True
-    else:
-        trains = "train" in requested
     if trains and "unlabeled" in available:
-        train = tuple(split for split in ("train",) if split in available)
+        train = ("train",) if "train" in available else ()
         requested = (*train, "unlabeled", *(split for split in requested if split != "train"))
+    if not requested:
+        raise InputError("no data to train or evaluate on. Pass --train_file or --validation_file.")
     for split in requested:
         if split not in available:
             raise InputError(f"no {split} {examples}. Pass --{split}_file.")
@@ -136,17 +117,12 @@ def choose_splits(
 
 
 class DataSource(NamedTuple):
-    """A file or a split of a dataset, as results and cards name it.
-
-    Attributes:
-        split: the split of the dataset. For a file, its use: "train", "unlabeled", "validation" or "test".
-        hub_id: the dataset on the Hub. None if the data are not from the Hub.
-    """
+    """A file or a split of a dataset, as results and cards name it."""
 
     name: str
-    split: str
+    split: str  # for a file, its use: "train", "unlabeled", "validation" or "test"
     num_examples: int
-    hub_id: str | None = None
+    hub_id: str | None = None  # None if the data are not from the Hub
     config_name: str | None = None
 
 
@@ -154,25 +130,26 @@ def describe_source(source: Path | str, config_name: str | None, split: str, num
     """Names the examples of a split."""
     if isinstance(source, Path):
         name = describe_file(source)  # the folder's name, if the file's name is generic
-        return DataSource(
-            source.name if source.name.startswith(name) else f"{name}/{source.name}", split, num_examples
-        )
+        file = source.name if source.name.startswith(name) else f"{name}/{source.name}"
+        return DataSource(file, split, num_examples)
     name = describe_dataset(source) + (f" ({config_name})" if config_name else "")
     return DataSource(name, split, num_examples, hub_id(source), config_name)
 
 
 def hub_id(dataset_name: str | None) -> str | None:
     """The name of a dataset on the Hub. None for a folder, which may have moved, or if there is no dataset."""
-    from snugbert.card_snugbert import find_base_model
-
-    return find_base_model(dataset_name)[0]  # the rules for names of models are the same
+    return _find_names(dataset_name)[0]
 
 
 def describe_dataset(name: str) -> str:
     """The name of a dataset in results and cards: its Hub name, or the last part of a folder's path."""
-    from snugbert.card_snugbert import find_base_model
+    return _find_names(name)[1]
 
-    return find_base_model(name)[1]
+
+def _find_names(dataset_name: str | None) -> tuple[str | None, str]:
+    from snugbert.card_snugbert import find_base_model  # the rules for names of models are the same
+
+    return find_base_model(dataset_name)
 
 
 def describe_file(file: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from datasets import Dataset
 
 from snugbert.data.tables import read_json_rows, read_rows
-from snugbert.data.text_lines import LONGEST_LINE_OF_JSON, read_text_lines
+from snugbert.data.text_lines import explaining_bad_data, read_text_lines
 from snugbert.errors import InputError
 from snugbert.files import parse_json
 
@@ -21,21 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 class Question(NamedTuple):
-    """A question about a context.
-
-    Attributes:
-        answers: correct answers. Empty if there is no answer or it is unknown.
-        answer_starts: the first character of each answer in the context.
-        row: the question's place in its source, for messages: "dev.jsonl, row 3".
-    """
+    """A question about a context."""
 
     id: str
     question: str
     context: str
-    answers: tuple[str, ...] = ()
-    answer_starts: tuple[int, ...] = ()
+    answers: tuple[str, ...] = ()  # empty if there is no answer or it is unknown
+    answer_starts: tuple[int, ...] = ()  # the first character of each answer in the context
     source: str = ""
-    row: str = ""
+    row: str = ""  # the place in the source, for messages: "dev.jsonl, row 3"
     is_impossible: bool = False
 
 
@@ -45,17 +39,10 @@ class Question(NamedTuple):
 def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> list[Question]:
     """Reads the questions of a file or a dataset, with unchecked answers.
 
-    JSON is nested, as in SQuAD, or flat. Nested:
-
-        {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
-            {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": ...}]}]}]}]}
-
-    Flat, with one object per line, a list of objects, or a list under "data":
-
-        {"id": ..., "title": ..., "context": ..., "question": ...,
-         "answers": {"text": [...], "answer_start": [...]}}
-
-    Blank answers are dropped. A question without an id gets its position, counted from 1.
+    JSON is nested, as in SQuAD, or flat: an object with id, context, question and answers per line, a list of such
+    objects, or a list under "data". Answers are {"text": [...], "answer_start": [...]} or
+    [{"text": ..., "answer_start": ...}]. Blank answers are dropped. A question without an id gets its position,
+    counted from 1. With `answered` false, answers are not read.
     """
     rows = enumerate(_read_rows(source, name), start=1)
     dropped = {} if answered else {"answers": None, "is_impossible": False}
@@ -71,46 +58,44 @@ def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> 
 
 def _read_rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the location of each question, for messages, and its values in the flat form."""
-    content = _read_object(source) if isinstance(source, Path) else None
-    if content is None:
+    articles = _read_articles(source) if isinstance(source, Path) else None
+    if articles is None:
         rows = read_json_rows(source) if isinstance(source, Path) else read_rows(source)
         yield from ((f"{name}, row {row}", values) for row, values in rows)
         return
-    if not isinstance(content.get("data"), list):
-        yield f"{name}, row 1", content
-        return
-    for i, article in enumerate(content["data"]):
+    for i, article in enumerate(articles):
         where = f"{name}, data[{i}]"
-        if isinstance(article, dict) and "paragraphs" not in article:  # flat, the format of run_qa.py
-            yield where, article
-            continue
-        for paragraph_where, paragraph in _read_list(article, "paragraphs", where):
-            for question_where, question in _read_list(paragraph, "qas", paragraph_where):
-                if not isinstance(question, dict):
-                    raise InputError(
-                        f"{question_where}: expected a question object, found a {type(question).__name__}."
-                    )
-                yield question_where, {"context": paragraph.get("context"), **question}
+        try:
+            yield from _flatten(article, where)
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"{where}: not in SQuAD's format ({error!r}). Expected the lists 'paragraphs' and 'qas'."
+            ) from error
 
 
-def _read_object(file: Path) -> dict[str, Any] | None:
-    """Reads a JSON file with a single object. Returns None for JSON lines or a list."""
-    text = "".join(read_text_lines(file, LONGEST_LINE_OF_JSON)).strip()
-    try:
-        content = parse_json(text or "null")
-    except ValueError as error:
-        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":  # JSON lines
+def _read_articles(file: Path) -> list[Any] | None:
+    """Returns the list under "data". None: the file has JSON lines or a list of rows."""
+    text = "".join(read_text_lines(file)).strip()
+    with explaining_bad_data(lambda: str(file)):
+        try:
+            content = parse_json(text or "null")
+        except json.JSONDecodeError as error:
+            if error.msg != "Extra data":  # JSON lines
+                raise
             return None
-        raise InputError(f"{file}: not JSON ({error}). Expected SQuAD's JSON or JSON lines.") from error
-    return content if isinstance(content, dict) else None
+    articles = content.get("data") if isinstance(content, dict) else None
+    return articles if isinstance(articles, list) else None
 
 
-def _read_list(values: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(values, dict) or not isinstance(values.get(name), list):
-        found = ", ".join(values) if isinstance(values, dict) else f"a {type(values).__name__}"
-        raise InputError(f"{where}: expected the list {name!r} of SQuAD's format. Found: {found}.")
-    for i, value in enumerate(values[name]):
-        yield f"{where}.{name}[{i}]", value
+def _flatten(article: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns the questions of an article. An article may be a flat question, the format of run_qa.py."""
+    if "paragraphs" not in article:
+        return [(where, {**article})]
+    return [
+        (f"{where}.paragraphs[{j}].qas[{k}]", {"context": paragraph["context"], **question})
+        for j, paragraph in enumerate(article["paragraphs"])
+        for k, question in enumerate(paragraph["qas"])
+    ]
 
 
 def _make_question(values: Mapping[str, Any], source: str, where: str, number: int) -> Question:
@@ -122,11 +107,10 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
             )
     answers = [(text, start) for text, start in _read_answers(values.get("answers"), where) if text.strip()]
     is_impossible = values.get("is_impossible") or False
-    if is_impossible not in (True, False):  # the text "false" would be true
-        raise InputError(f"{where}: 'is_impossible' must be true or false, not {is_impossible!r:.60}.")
-    if answers and is_impossible:
+    if is_impossible not in (True, False) or (answers and is_impossible):  # the text "false" would be true
         raise InputError(
-            f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Fix one of these values."
+            f"{where}: 'is_impossible' is {is_impossible!r:.60}. Expected true or false, and false if there are "
+            "answers."
         )
     return Question(
         id=str(number if values.get("id") is None else values["id"]),
@@ -165,25 +149,18 @@ def _read_answers(value: Any, where: str) -> list[tuple[str, int]]:
 def check_answers(questions: list[Question], name: str, training: bool, version_2: bool, skip: bool) -> list[Question]:
     """Checks that answers exist and are in their context at the given position, ignoring white space.
 
-    Args:
-        training: whether the questions are for training, so there must be answers.
-        version_2: whether questions may have no answer.
-        skip: whether to warn about an answer that is not at its position, instead of stopping. Training drops such
-            answers, and questions that have no answers left. Scoring keeps such answers, as in the official scripts,
-            because it compares only texts.
-
-    Returns:
-        The questions, with each answer written as in the context, without surrounding white space.
+    With `version_2`, questions may have no answer. With `skip`, an answer that is not at its position gets a warning.
+    Training drops such answers, and questions that have no answers left. Scoring keeps such answers, as in the
+    official scripts, because it compares only texts. Returns the questions, with each answer written as in the
+    context, without surrounding white space.
     """
     unanswered = [question for question in questions if not question.answers]
     logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))
     if not training:
         _check_ids(questions)
-    elif len(unanswered) == len(questions):
-        raise InputError(f"{name}: no question has an answer. Training needs 'answers'.")
-    if not can_be_scored(questions):
-        logger.warning("%s: no reference answers. Predictions are not scored.", name)
-        return questions
+        if not can_be_scored(questions):
+            logger.warning("%s: no reference answers. Predictions are not scored.", name)
+            return questions
     if unanswered and not version_2:
         raise InputError(
             f"{unanswered[0].row}: question {unanswered[0].id} has no answer ({len(unanswered)} of "
@@ -212,7 +189,7 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
         outcome = dropped if training else "Such answers are scored by their text"
         logger.warning("%s: %s. %s. The first: %s.", name, message, outcome, misplaced[0])
     if training and not any(question.answers for question in checked):
-        raise InputError(f"{name}: no answer is at its position in the context. Check 'answer_start'.")
+        raise InputError(f"{name}: no question has an answer in its context. Check 'answers' and 'answer_start'.")
     return checked
 
 

@@ -1,6 +1,8 @@
 """Reads rows from TSV, CSV and JSON files, from datasets, and from DataFrames and lists that users of Python pass.
 
-Errors name the file and the line or row.
+Errors name the file and the line or row. The CSV and JSON readers of the datasets library are not used, because they
+guess types: "NA" becomes a missing value, "007" a number, and a text that looks like a date becomes a date. They also
+read rows with too many or too few cells.
 """
 
 import csv
@@ -8,29 +10,26 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from datasets import ClassLabel, Dataset, IterableDataset
+from datasets import ClassLabel, Dataset, IterableDataset, List
 
 from snugbert.data.data_arguments import OnBadText
 from snugbert.data.sources import uncompressed_name
 from snugbert.data.text_lines import (
+    JSON_FORM,
     LONGEST_LINE,
-    LONGEST_LINE_OF_JSON,
     ReadingLog,
     TextFile,
+    describe_bad_data,
+    explaining_bad_data,
     read_numbered_lines,
 )
 from snugbert.errors import InputError, format_count, list_columns
 from snugbert.files import parse_json
 
-# Separators of CSV files, by priority.
+# Separators of CSV files, by priority. In languages with a decimal comma, spreadsheets separate columns by semicolons.
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
-NO_SEPARATOR = "\0"  # text has no such character
-JSON_FORM = (
-    'Write one row per line, such as {"text": "...", "label": "..."}, or a single list of rows. In pandas: '
-    'to_json(file, orient="records", lines=True).'
-)
 csv.field_size_limit(LONGEST_LINE)  # the default is 128 kB
 # All spaces and line ends, and characters without a width: joiners, directions, soft hyphen, byte order mark.
 WITHOUT_WIDTH = (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
@@ -45,8 +44,8 @@ def read_rows(
     """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
 
     TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. The separator of a CSV
-    file is the first of comma, semicolon and tab that occurs in the first line. Without a separator, there is one
-    column. JSON files contain one object per line, or a single list of objects.
+    file is the first of comma, semicolon and tab that occurs in the first line. JSON files contain one object per
+    line, or a single list of objects.
 
     Args:
         headerless_columns: column names of a TSV or CSV file without a header. The file has a header if its first row
@@ -57,8 +56,7 @@ def read_rows(
 
     Yields:
         The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
-        TSV and CSV values are strings. Class labels of a dataset become their names, or None if the label
-        is missing.
+        TSV and CSV values are strings. Class labels of a dataset become their names, and a missing label None.
     """
     if isinstance(source, Dataset):
         return _read_dataset_rows(source)
@@ -66,14 +64,10 @@ def read_rows(
     suffix = uncompressed_name(file).rpartition(".")[2]
     # Leaving out a bad line could make a header or a quoted cell incomplete.
     lines_log = log if log.on_bad_text == "replace" else ReadingLog()
-    if suffix == "tsv":
-        advice = "Tabs separate columns, and carriage returns end lines."
-        return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, log)
-    if suffix == "csv":
-        separator = find_separator(file, lines_log.on_bad_text)
-        advice = f"The separator is {SEPARATORS.get(separator)}. Quote cells and names that contain it."
-        rows = _read_csv_rows(file, separator, lines_log)
-        return _name_cells(file, rows, advice, headerless_columns, log)
+    if suffix in ("tsv", "csv"):
+        separator = "\t" if suffix == "tsv" else find_separator(file, lines_log.on_bad_text)
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if suffix == "tsv" else csv.QUOTE_MINIMAL
+        return _name_cells(file, _read_cells(file, separator, quoting, lines_log), separator, headerless_columns, log)
     if suffix in ("json", "jsonl"):
         return read_json_rows(file, log)
     raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
@@ -81,11 +75,9 @@ def read_rows(
 
 def read_text(values: Mapping[str, Any], column: str) -> str:
     """Returns the text in a column of a row."""
-    if column not in values:
-        raise InputError(f"no column {column!r}. {list_columns(values)}")
-    value = values[column]
+    value = values.get(column)
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
-        raise InputError(f"no text in column {column!r}. Fix or remove the row.")
+        raise InputError(f"no text in column {column!r}. Fix or remove the row. {list_columns(values)}")
     return str(value)
 
 
@@ -94,7 +86,7 @@ def read_texts(values: Mapping[str, Any], column: str) -> list[str]:
     texts = values.get(column)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"no list of texts in column {column!r}. Fix or remove the row.")
-    return [read_text({column: text}, column) for text in texts]
+    return texts
 
 
 def clean_label(text: str) -> str:
@@ -103,25 +95,26 @@ def clean_label(text: str) -> str:
 
 
 def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
-    classes = {name: feature for name, feature in dataset.features.items() if isinstance(feature, ClassLabel)}
     row = 0
-    try:
-        for row, values in enumerate(dataset, start=1):
-            for name, feature in classes.items():
-                # Test sets on the Hub use -1 for a missing label.
-                labeled = values[name] is not None and values[name] >= 0
-                values[name] = feature.int2str(values[name]) if labeled else None
-            yield row, values
-    except UnicodeDecodeError as error:  # Parquet can contain any bytes
-        raise InputError(
-            f"the dataset, row {row + 1}: not UTF-8 ({error.reason}). Convert the text to UTF-8."
-        ) from error
+    with explaining_bad_data(lambda: f"the dataset, row {row + 1}"):  # Parquet can contain any bytes
+        for row, values in enumerate(dataset, start=1):  # a transform of the dataset may make other columns
+            yield row, {name: _name_classes(value, dataset.features.get(name)) for name, value in values.items()}
+
+
+def _name_classes(value: Any, feature: Any) -> Any:
+    """Returns the names of class ids. None: a label is missing. Test sets on the Hub write -1. Other values stay."""
+    if isinstance(feature, List) and isinstance(feature.feature, ClassLabel) and value is not None:
+        names = [_name_classes(each, feature.feature) for each in value]
+        return None if None in names else names
+    if not isinstance(feature, ClassLabel):
+        return value
+    return None if value is None or value < 0 else feature.int2str(value)
 
 
 def _name_cells(
     file: Path,
     table: Iterable[tuple[int, list[str]]],
-    advice: str,
+    separator: str,
     headerless_columns: Sequence[str],
     log: ReadingLog,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -135,8 +128,9 @@ def _name_cells(
         if len(cells) == len(header):
             yield row, dict(zip(header, cells, strict=True))
         else:
-            columns = format_count(len(header), "column")
-            log.leave_out(file, f"row {row}", f"expected {columns}, found {len(cells)}. {advice}")
+            expected = format_count(len(header), "column")
+            advice = f"The separator is {SEPARATORS[separator]}. In .csv files, quote cells and names that contain it."
+            log.leave_out(file, f"row {row}", f"expected {expected}, found {len(cells)}. {advice}")
 
 
 def check_header(source: Path | str, header: Sequence[str]) -> None:
@@ -149,67 +143,54 @@ def check_header(source: Path | str, header: Sequence[str]) -> None:
             )
 
 
-def _read_tsv_rows(file: Path, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
-    for row, line in read_numbered_lines(file, log=log):
-        if line := line.rstrip("\r\n"):
-            yield row, line.split("\t")
-
-
 def find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
     """Returns the separator of a CSV file. Bytes that are not UTF-8 are an error unless `on_bad_text` is "replace"."""
     log = ReadingLog("replace" if on_bad_text == "replace" else None)
-    _, first = next(read_numbered_lines(file, log=log), (1, ""))
+    _, first = next(read_numbered_lines(file, log), (1, ""))
     return choose_separator(first)
 
 
 def choose_separator(first: str) -> str:
-    """Returns the separator of a CSV file with this first line, or `NO_SEPARATOR` if the line has one column."""
+    """Returns the separator of a CSV file with this first line."""
     unquoted = re.sub(r'"[^"]*"', "", first)
-    # In languages with a decimal comma, spreadsheets separate columns by semicolons.
-    found = next((separator for separator in SEPARATORS if separator in unquoted), None)
-    # After an open quote, the first row continues in the next line.
-    return found or ("," if '"' in unquoted else NO_SEPARATOR)
+    return next((separator for separator in SEPARATORS if separator in unquoted), ",")
 
 
-def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
-    lines = (line for _, line in read_numbered_lines(file, log=log))
+def _read_cells(
+    file: Path, separator: str, quoting: Literal[0, 3], log: ReadingLog
+) -> Iterator[tuple[int, list[str]]]:
+    lines = (line for _, line in read_numbered_lines(file, log))
     row = 0
-    try:
+    with explaining_bad_data(lambda: f"{file}, row {row + 1}"):
         # Without `strict`, a quote that is never closed would silently put the rest of the file into one cell.
-        for row, cells in enumerate(csv.reader(lines, delimiter=separator, strict=True), start=1):
+        rows = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
+        for row, cells in enumerate(rows, start=1):
             if cells:
                 yield row, cells
-    except csv.Error as error:
-        problem = str(error).replace(f"'{NO_SEPARATOR}'", "line end")
-        raise InputError(f"{file}, row {row + 1}: not CSV ({problem}).") from error
 
 
 def read_json_rows(file: TextFile, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a JSON file, also compressed. JSON lines are streamed. A single list is read as a whole."""
     log = log or ReadingLog()
     for row, value in _read_json_values(file, log):
-        if not isinstance(value, dict):
-            log.leave_out(file, f"row {row}", f"expected a JSON object, found a {type(value).__name__}. {JSON_FORM}")
-        else:
+        if isinstance(value, dict):
             yield row, value
+        else:
+            log.leave_out(file, f"row {row}", f"expected a JSON object, found a {type(value).__name__}. {JSON_FORM}")
 
 
 def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, Any]]:
-    numbered = read_numbered_lines(file, LONGEST_LINE_OF_JSON, log)
-    lines = ((row, line) for row, line in numbered if line.strip())
+    lines = ((row, line) for row, line in read_numbered_lines(file, log) if line.strip())
     for position, (row, line) in enumerate(lines):
         if position == 0 and line.lstrip().startswith("["):  # a single list of all rows
-            text = "".join([line, *(rest for _, rest in lines)])
-            try:
-                values = parse_json(text)
-            except ValueError as error:
-                raise InputError(f"{file}: not JSON ({error}).") from error
+            with explaining_bad_data(lambda: str(file)):
+                values = parse_json("".join([line, *(rest for _, rest in lines)]))
             yield from enumerate(values, start=1)
             return
         try:
             value = parse_json(line)
         except ValueError as error:
-            log.leave_out(file, f"row {row}", f"not JSON ({error}). {JSON_FORM}")
+            log.leave_out(file, f"row {row}", describe_bad_data(error))
         else:
             yield row, value
 
@@ -221,34 +202,25 @@ def load_rows(data: Any, name: str) -> Dataset:
     """Returns rows as a dataset."""
     if isinstance(data, Dataset):
         return data if data.format["type"] == "custom" else data.with_format(None)  # a transform makes the columns
+    if _is_data_frame(data):
+        check_header(name, [*data.columns])
+        return Dataset.from_pandas(data, preserve_index=False)
     features = None
     if isinstance(data, IterableDataset):
         features, data = data.features, data.with_format(None)
-    is_frame = _is_data_frame(data)
-    if isinstance(data, str | Mapping) or not (is_frame or isinstance(data, Iterable)):
+    if isinstance(data, str | Mapping) or not isinstance(data, Iterable):
         expected = "a datasets.Dataset, a DataFrame or a list of dicts"
         advice = " Pass one of its splits." if isinstance(data, Mapping) else ""
         raise InputError(f"{name}: expected {expected}, not a {type(data).__name__}.{advice}")
-    rows = [] if is_frame else [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
+    rows = [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
     columns = dict.fromkeys(column for values in rows for column in values)
-    try:
-        if is_frame:
-            check_header(name, [*data.columns])
-            return Dataset.from_pandas(data, preserve_index=False)
-        return Dataset.from_dict({column: [values.get(column) for values in rows] for column in columns}, features)
-    except InputError:
-        raise
-    except (ValueError, TypeError, OverflowError) as error:  # from Arrow
-        raise InputError(f"{name}: a column cannot be stored ({error}). Give its values one type.") from error
+    return Dataset.from_dict({column: [values.get(column) for values in rows] for column in columns}, features)
 
 
 def number_rows(data: Any, text_column: str | None, expected: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields the number of each row to predict, counted from 1, and its values.
 
-    Args:
-        data: as in [`load_rows`], a single row, a text, or an iterable of texts.
-        text_column: the column that a text without a column belongs to. None: texts are refused.
-        expected: what a row may be, for messages.
+    `data` is as in [`load_rows`], or a single row, a text, or an iterable of texts, which belong to `text_column`.
     """
     if isinstance(data, Dataset | IterableDataset) or _is_data_frame(data):
         return read_rows(load_rows(data, "rows"))

@@ -4,9 +4,8 @@ A [`ReadingLog`] records how much of a corpus was read, and which text was bad (
 """
 
 import codecs
-import gzip
+import csv
 import io
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,15 +15,18 @@ from typing import IO
 import pyarrow
 
 from snugbert.data.data_arguments import OnBadText
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError, format_count, join_lines
 from snugbert.storage.urls import hide_credentials, open_file
 
-# Limits in bytes. One megabyte of gzip can contain a line of a gigabyte. Tokenizing a line takes 30 times its size in
+# Characters. One megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size in
 # memory. A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
-LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
+LONGEST_LINE = 2**26
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "Zstandard"}
-COMPRESSION_ERRORS = (EOFError, zlib.error, OSError)  # raised when a damaged compressed file is read
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+JSON_FORM = (
+    'Write one row per line, such as {"text": "...", "label": "..."}, or a single list of rows. In pandas: '
+    'to_json(file, orient="records", lines=True).'
+)
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,7 @@ class RemoteText:
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
         """Opens the file for reading bytes, whatever `mode` is."""
-        try:
-            return open_file(self.url)
-        except FileNotFoundError as error:
-            raise InputError(f"{self} was removed after it was listed. Run the same command again.") from error
+        return open_file(self.url)
 
 
 TextFile = Path | RemoteText
@@ -67,6 +66,33 @@ TextFile = Path | RemoteText
 def measure_file(file: TextFile) -> int:
     """Returns the size in bytes. For a file in a bucket, the size comes from the listing."""
     return file.size if isinstance(file, RemoteText) else file.stat().st_size
+
+
+# --- bad text ---------------------------------------------------------------------------------------------------
+
+
+def describe_bad_data(error: Exception) -> str:
+    """Says what a library found in bad data, and what to do. Errors of the operating system are raised again."""
+    if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
+        raise error
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 ({error.reason}). Convert the file to UTF-8, for example with iconv."
+    if isinstance(error, csv.Error):
+        return f"not CSV ({error}). Close each quote, and double the quotes inside a quoted cell."
+    if isinstance(error, pyarrow.ArrowException | OSError):
+        return f"damaged or incomplete ({join_lines(error)}). Get a new copy of the file."
+    return f"not JSON ({join_lines(error)}). {JSON_FORM}"
+
+
+@contextmanager
+def explaining_bad_data(place: Callable[[], str]) -> Iterator[None]:
+    """Turns a library's error about data into an [`InputError`]. `place` returns the file, and the line or row."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, csv.Error, pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{place()}: {describe_bad_data(error)}") from error
 
 
 class ReadingLog:
@@ -109,28 +135,27 @@ class ReadingLog:
         self._read_before += amount
 
     def leave_out(self, source: TextFile | str, place: str, problem: str) -> None:
-        """Counts a line or row that is left out."""
-        self._record_or_raise(source, place, problem, "skip")
+        """Counts a line or row that is left out, or raises an error."""
+        self._record(f"{source}, {place}: {problem}")
         self.left_out += 1
 
     def decode(self, file: TextFile, place: str, text: bytes, encoding: str = "utf-8") -> str | None:
-        """Decodes a line or the text of a row. Returns None if it is left out."""
+        """Decodes a line. Returns None if it is left out."""
         try:
             return text.decode(encoding)
         except UnicodeDecodeError as error:
-            problem = f"not UTF-8 ({error.reason}). Convert the file to UTF-8, for example with iconv."
-            self._record_or_raise(file, place, problem, "skip or replace")
-        if self.on_bad_text == "skip":
-            self.left_out += 1
+            problem = describe_bad_data(error)
+        if self.on_bad_text != "replace":
+            self.leave_out(file, place, problem)
             return None
+        self._record(f"{file}, {place}: {problem}")
         self.repaired += 1
         return text.decode(encoding, errors="replace")
 
-    def _record_or_raise(self, source: TextFile | str, place: str, problem: str, choices: str) -> None:
+    def _record(self, described: str) -> None:
         if self.on_bad_text in (None, "error"):
-            advice = "" if self.on_bad_text is None else f" To continue, set --on_bad_text {choices}."
-            raise InputError(f"{source}, {place}: {problem}{advice}")
-        described = f"{source}, {place}: {problem}"
+            advice = "" if self.on_bad_text is None else " To continue, set --on_bad_text skip or replace."
+            raise InputError(f"{described}{advice}")
         self._first = self._first or described
         if self._report is not None:
             self._report(described)
@@ -144,9 +169,12 @@ class ReadingLog:
         return f"--on_bad_text {self.on_bad_text}: {repaired}{left_out}. The first: {self._first}"
 
 
-def read_text_lines(file: Path, longest: int = LONGEST_LINE) -> Iterator[str]:
+# --- lines ------------------------------------------------------------------------------------------------------
+
+
+def read_text_lines(file: Path) -> Iterator[str]:
     """Streams the lines of a UTF-8 file, with their line ends. See [`read_numbered_lines`]."""
-    return (line for _, line in read_numbered_lines(file, longest))
+    return (line for _, line in read_numbered_lines(file))
 
 
 def find_encoding(file: Path) -> str:
@@ -156,30 +184,24 @@ def find_encoding(file: Path) -> str:
     return "utf-8-sig" if begins_with_mark else "utf-8"
 
 
-def read_numbered_lines(
-    file: TextFile, longest: int = LONGEST_LINE, log: ReadingLog | None = None
-) -> Iterator[tuple[int, str]]:
+def read_numbered_lines(file: TextFile, log: ReadingLog | None = None) -> Iterator[tuple[int, str]]:
     r"""Streams the lines of a UTF-8 file, with their line ends and their numbers, counted from 1.
 
     Lines end with \n, \r\n, \r or \r\r\n, and nothing else. \r\r\n comes from replacing \n by \r\n twice.
     """
     log = log or ReadingLog()
     number = 0
-    try:
-        with file.open("rb") as raw, log.follow(raw.tell):
-            # Latin-1 maps each byte to a character. Lines are decoded one by one, so that an error can name the line.
-            stream = io.TextIOWrapper(_decompress(raw, file), encoding="latin-1", newline="")
-            lines = _join_line_ends(iter(lambda: stream.readline(longest + 1), ""))
-            for number, line in enumerate(lines, start=1):
-                if len(line) > longest:
-                    advice = "Split this line. In JSON, write one object per line"
-                    raise InputError(f"{file}, line {number}: longer than {longest >> 20} MiB. {advice}.")
-                encoding = "utf-8-sig" if number == 1 else "utf-8"  # the first line may begin with a byte order mark
-                text = log.decode(file, f"line {number}", line.encode("latin-1"), encoding)
-                if text is not None:
-                    yield number, text
-    except COMPRESSION_ERRORS as error:
-        raise InputError(f"{file}, after line {number}: {_describe_damage(file, error)}") from error
+    with explaining_bad_data(lambda: f"{file}, after line {number}"), file.open("rb") as raw, log.follow(raw.tell):
+        # Latin-1 maps each byte to a character. Lines are decoded one by one, so that an error can name the line.
+        stream = io.TextIOWrapper(_decompress(raw, file), encoding="latin-1", newline="")
+        lines = _join_line_ends(iter(lambda: stream.readline(LONGEST_LINE + 1), ""))
+        for number, line in enumerate(lines, start=1):
+            if len(line) > LONGEST_LINE:
+                raise InputError(f"{file}, line {number}: longer than {LONGEST_LINE >> 20} MiB. Split this line.")
+            encoding = "utf-8-sig" if number == 1 else "utf-8"  # the first line may begin with a byte order mark
+            text = log.decode(file, f"line {number}", line.encode("latin-1"), encoding)
+            if text is not None:
+                yield number, text
 
 
 def _join_line_ends(lines: Iterable[str]) -> Iterator[str]:
@@ -196,15 +218,6 @@ def _join_line_ends(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _decompress(raw: IO[bytes], file: TextFile) -> IO[bytes]:
-    if file.suffix == ".gz":
-        return gzip.open(raw, "rb")  # type: ignore[return-value]
-    if file.suffix == ".zst":
-        return io.BufferedReader(pyarrow.input_stream(raw, compression="zstd"))
-    return raw
-
-
-def _describe_damage(file: TextFile, error: Exception) -> str:
-    """Describes an error of a decompressor. Errors of the operating system are raised again."""
-    if file.suffix not in COMPRESSIONS or (isinstance(error, OSError) and error.errno is not None):
-        raise error
-    return f"damaged or incomplete {COMPRESSIONS[file.suffix]} file ({error}). Get a new copy of it."
+    if file.suffix not in COMPRESSIONS:
+        return raw
+    return io.BufferedReader(pyarrow.input_stream(raw, compression=COMPRESSIONS[file.suffix]))

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,24 +31,14 @@ CACHED_CHARACTERS = 2**22
 
 @dataclass
 class TokenizedDocuments:
-    """A batch of tokenized documents. Documents and sentences without tokens are left out.
+    """A batch of tokenized documents. Documents and sentences without tokens are left out."""
 
-    Attributes:
-        documents_read: number of documents in the batch, including empty documents.
-        numbers: indices of the documents that are left. *Shape:* (documents,)
-        document_lengths: number of sentences per document. *Shape:* (documents,)
-        sentence_lengths: number of tokens per sentence. *Shape:* (sentences,)
-        tokens: token ids. *Shape:* (tokens,)
-        continues_word: whether a token continues the word of the token before it. None: not requested.
-            *Shape:* (tokens,)
-    """
-
-    documents_read: int
-    numbers: np.ndarray
-    document_lengths: np.ndarray
-    sentence_lengths: np.ndarray
-    tokens: np.ndarray
-    continues_word: np.ndarray | None
+    documents_read: int  # including empty documents
+    numbers: np.ndarray  # indices of the documents that are left. Shape: (documents,)
+    document_lengths: np.ndarray  # in sentences. Shape: (documents,)
+    sentence_lengths: np.ndarray  # in tokens. Shape: (sentences,)
+    tokens: np.ndarray  # token ids. Shape: (tokens,)
+    continues_word: np.ndarray | None  # the word of the token before. None: not requested. Shape: (tokens,)
 
 
 class DocumentTokenizer:
@@ -182,21 +172,20 @@ def map_in_order(
 
     Args:
         function: must be picklable where processes are not forked.
-        items: read only a little ahead of the results, so they need not fit into memory. No item may be None.
+        items: read only a little ahead of the results, so they need not fit into memory.
         may_fork: whether processes may be forked on Linux. A forked process could not use a GPU.
     """
-    first, second = next(items, None), next(items, None)
-    if first is None:
-        return
-    if second is None or num_workers == 1 or multiprocessing.current_process().daemon:
-        yield from map(function, chain([first], [] if second is None else [second], items))
+    first = list(islice(items, 2))
+    items = chain(first, items)
+    if len(first) < 2 or num_workers == 1 or multiprocessing.current_process().daemon:
+        yield from map(function, items)
         return
     # Forking is fast and shares memory, but on macOS system libraries can crash in the child.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" and may_fork else "spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(function,)) as executor:
         try:
             pending: deque[Future[Result]] = deque()
-            for item in chain([first, second], items):
+            for item in items:
                 pending.append(executor.submit(_call_function, item))
                 if len(pending) > 2 * num_workers:  # enough to keep all processes busy
                     yield pending.popleft().result()

@@ -57,19 +57,13 @@ def score_text(
         cache_dir: see [`prepare_in_cache`].
 
     Returns:
-        - `dataset`: names of the files.
-        - `metrics`: `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and with sentence pairs `nsp_loss` and
-          `nsp_accuracy`.
-        - `baselines`: the same metrics, except `nsp_loss`, for predictions that ignore the input, see
-          [`compute_baselines`]. `token_frequencies` is the text that they come from.
-        - `objective` ("nsp" or "sop": pairs, "mlm": full sentences), and the numbers of `examples`, `tokens`,
-          `characters` and `unknown_tokens` (share).
+        The results as in `results.json`. `metrics` has `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and
+        with sentence pairs `nsp_loss` and `nsp_accuracy`. `baselines` has the same metrics, except `nsp_loss`, for
+        predictions that ignore the input, see [`compute_baselines`].
     """
     limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
     if not SHORTEST_EXAMPLE <= args.max_seq_length <= limit:
-        raise InputError(
-            f"--max_seq_length {args.max_seq_length} must be between {SHORTEST_EXAMPLE} and the limit ({limit})."
-        )
+        raise InputError(f"--max_seq_length must be between {SHORTEST_EXAMPLE} and the limit ({limit}).")
     data_args = _choose_examples(args, model)
     stored = stored_in_model(
         model.config, tokenizer, model.config.name_or_path or None, str(tokenizer.name_or_path) or None
@@ -86,10 +80,7 @@ def score_text(
         with evaluating(model):
             metrics = score_examples(model, tokenizer, dataset, num_examples, EXAMPLES_PER_BATCH)
         if not math.isfinite(metrics["mlm_loss"]):
-            raise InputError(
-                "--model_name_or_path: the loss is NaN or infinite. The weights may be damaged, or training diverged. "
-                "Choose a different checkpoint."
-            )
+            raise InputError("--model_name_or_path: the loss is NaN or infinite. Choose a different checkpoint.")
         baselines = compute_baselines(dataset, train or text)
     for scores in (metrics, baselines):
         scores["bits_per_character"] = scores["mlm_loss"] / math.log(2) * text.num_tokens / characters

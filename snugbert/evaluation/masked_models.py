@@ -33,12 +33,7 @@ from snugbert.families.loading import (
     override_config,
 )
 from snugbert.families_snugbert import convert_family_config
-from snugbert.modeling_snugbert import (
-    IGNORE_INDEX,
-    SnugBertForMaskedLM,
-    SnugBertForPreTraining,
-    SnugBertForReplacedTokenDetection,
-)
+from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertForMaskedLM, SnugBertForPreTraining
 
 
 def load_masked_model(
@@ -69,11 +64,6 @@ def load_masked_model(
 def _load_heads(args: ModelArguments, config: Any, sentence_pairs: bool) -> PreTrainedModel:
     trained = args.model_name_or_path is not None
     if isinstance(config, SnugBertConfig):
-        if trained and SnugBertForReplacedTokenDetection.__name__ in (config.architectures or []):
-            raise InputError(
-                f"{args.model_name_or_path} is ELECTRA's discriminator, which does not predict tokens. Use its "
-                "generator. `snugbert pretrain` saves it in the subfolder generator."
-            )
         config.architectures = []  # otherwise, a configuration of ELECTRA's discriminator would select that model
         pretraining_class: Any = SnugBertForPreTraining
     else:

@@ -27,25 +27,14 @@ GOOD, BAD, PARADIGM, PHENOMENON, FIELD = "sentence_good", "sentence_bad", "UID",
 
 
 class MinimalPair(NamedTuple):
-    """A minimal pair.
-
-    Attributes:
-        good: the acceptable sentence.
-        bad: the unacceptable sentence.
-        paradigm: the kind of pair. By default the name of the file, with its folder if needed.
-        phenomenon: what the paradigm tests. By default the paradigm. For a text file, the part of its name before the
-            last hyphen.
-        field: the field of linguistics. None: unknown.
-        file: the file that contains the pair, for messages.
-        row: the number of its row in the file.
-    """
+    """An acceptable and an unacceptable sentence."""
 
     good: str
     bad: str
-    paradigm: str = "all"
-    phenomenon: str = "all"
-    field: str | None = None
-    file: Path = Path("pairs")
+    paradigm: str = "all"  # the kind of pair. By default the name of the file, with its folder if needed
+    phenomenon: str = "all"  # what the paradigm tests. By default the paradigm
+    field: str | None = None  # of linguistics. None: unknown
+    file: Path = Path("pairs")  # with `row`, for messages
     row: int = 0
 
 
@@ -55,13 +44,11 @@ def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list
     for file, name in zip(files, _name_files(files), strict=True):
         count = len(pairs)
         for row, values in _read_rows(file):
-            good, bad = (
-                _read_sentence(file, row, values, flag, column)
-                for flag, column in (("good", good_column), ("bad", bad_column))
-            )
-            paradigm, phenomenon, field = (_read_label(values, column) for column in (PARADIGM, PHENOMENON, FIELD))
-            paradigm = paradigm or name
-            pairs.append(MinimalPair(good, bad, paradigm, phenomenon or paradigm, field, file, row))
+            good = _read_sentence(file, row, values, "good", good_column)
+            bad = _read_sentence(file, row, values, "bad", bad_column)
+            paradigm = str(values.get(PARADIGM) or name)
+            phenomenon = str(values.get(PHENOMENON) or paradigm)
+            pairs.append(MinimalPair(good, bad, paradigm, phenomenon, values.get(FIELD) or None, file, row))
         if len(pairs) == count:
             raise InputError(f"{file}: no pairs.")
     return pairs
@@ -73,7 +60,7 @@ def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Text files have the form of Zorro's: each pair is two lines, first the unacceptable sentence. Their names are
     `phenomenon-paradigm.txt`.
     """
-    if not _is_text(file):
+    if not uncompressed_name(file).endswith(".txt"):
         yield from read_rows(file)
         return
     phenomenon = describe_file(file).rpartition("-")[0]
@@ -84,11 +71,6 @@ def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 f"{file}, line {row}: the next line must be the other sentence of the pair. Write pairs as two lines."
             )
         yield row, {BAD: bad, GOOD: good, PHENOMENON: phenomenon}
-
-
-def _is_text(file: Path) -> bool:
-    """Whether a file has a sentence per line, and no columns."""
-    return uncompressed_name(file).endswith(".txt")
 
 
 def _name_files(files: Sequence[Path]) -> list[str]:
@@ -102,19 +84,13 @@ def _name_files(files: Sequence[Path]) -> list[str]:
 
 
 def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, column: str) -> str:
-    if column not in values and _is_text(file):
-        raise InputError(f"{file}: text files have the columns {BAD} and {GOOD}. Remove --{flag}_column_name.")
-    if column not in values:
-        raise InputError(f"{file}, row {row}: no column {column!r}. {list_columns(values)} Set --{flag}_column_name.")
-    if not isinstance(values[column], str) or not values[column].strip():
-        raise InputError(f"{file}, row {row}: {column} must be a sentence, not {values[column]!r}.")
-    return values[column]
-
-
-def _read_label(values: dict[str, Any], column: str) -> str | None:
-    """Returns the text of an optional column. None: the column is missing or empty."""
-    value = values.get(column)
-    return None if value in (None, "") else str(value)
+    sentence = values.get(column)
+    if not isinstance(sentence, str) or not sentence.strip():
+        raise InputError(
+            f"{file}, row {row}: no sentence in column {column!r}. {list_columns(values)} Set "
+            f"--{flag}_column_name, or remove the row."
+        )
+    return sentence
 
 
 def score_pairs(
@@ -130,21 +106,16 @@ def score_pairs(
     sentences = list(encode_sentences([text for pair in pairs for text in (pair.good, pair.bad)], tokenizer))
     limit = max_tokens(model, tokenizer)
     for number, sentence in enumerate(sentences):
-        pair = pairs[number // 2]
-        if all(word is None for word in sentence.words):
-            raise InputError(f"{pair.file}, row {pair.row}: a sentence has no tokens. Remove the pair.")
-        if len(sentence.ids) > limit:
+        pair, length = pairs[number // 2], len(sentence.ids)
+        if length > limit or all(word is None for word in sentence.words):
             raise InputError(
-                f"{pair.file}, row {pair.row}: a sentence has {len(sentence.ids)} tokens. The model's limit is "
-                f"{limit}. Remove the pair."
+                f"{pair.file}, row {pair.row}: expected a sentence of at least one word and at most {limit} tokens "
+                f"(the model's limit), found {length} tokens. Remove the pair."
             )
     with evaluating(model):
         scores = score_sentences(model, sentences, tokenizer.mask_token_id)
     if not all(np.isfinite(values).all() for values in scores.values()):
-        raise InputError(
-            "--model_name_or_path: the scores are NaN or infinite. The weights may be damaged, or training diverged. "
-            "Choose a different checkpoint."
-        )
+        raise InputError("--model_name_or_path: the scores are NaN or infinite. Choose a different checkpoint.")
     correct = np.stack([scores[variant][::2] > scores[variant][1::2] for variant in VARIANTS], axis=1)
     return summarize(pairs, correct)
 

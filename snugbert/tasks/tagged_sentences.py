@@ -25,7 +25,7 @@ from snugbert.data.conll import (
     read_records,
 )
 from snugbert.data.sources import uncompressed_name
-from snugbert.data.text_lines import LONGEST_LINE, LONGEST_LINE_OF_JSON, find_encoding, read_text_lines
+from snugbert.data.text_lines import find_encoding, read_text_lines
 from snugbert.errors import InputError, format_count
 from snugbert.tasks.task_arguments import DOCUMENT_COLUMNS
 
@@ -113,7 +113,7 @@ def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: "N
     labeled, is_written = name not in ("unlabeled", "test"), name in ("validation", "test")
     lines: list[str] = []
     if one_word_per_line or is_written:
-        lines = list(_read_lines(data, LONGEST_LINE if one_word_per_line else LONGEST_LINE_OF_JSON))
+        lines = list(_read_lines(data))
     if one_word_per_line:
         word_column = parse_column_number("text_column_name", args.text_column_name)
         tag_column = parse_column_number("label_column_name", args.label_column_name)
@@ -147,10 +147,10 @@ def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: "N
     )
 
 
-def _read_lines(data: Path | Dataset, longest: int) -> Iterator[str]:
+def _read_lines(data: Path | Dataset) -> Iterator[str]:
     """Yields the lines of a file with their line ends, or a line of JSON for each row of a dataset."""
     if isinstance(data, Path):
-        return read_text_lines(data, longest)
+        return read_text_lines(data)
     return (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in data)
 
 

@@ -196,11 +196,7 @@ BAD = [
         [IDS | {"labels": [1, 0]}],
         "`labels` of sequence 0 has shape [2]. Expected [3], one value per token. Multi-label",
     ),
-    ([IDS, IDS | {"token_type_ids": [0, 0]}], "Feature 1 has input_ids, token_type_ids. Feature 0 has"),
-    (
-        [IDS | {"labels": [1.0, 0.0]}, IDS | {"labels": [1.0]}],
-        "`labels` has different shapes in one batch: (1,), (2,)",
-    ),
+    ([IDS, IDS | {"token_type_ids": [0, 0]}], "All features of a batch need the same columns"),
     ([IDS, {"input_ids": []}], "Sequence 1 of the batch has no tokens"),
     ([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}], "the same number of choices, not [1, 2]"),
 ]

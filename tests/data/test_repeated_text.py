@@ -22,9 +22,8 @@ from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataA
 
 
 @pytest.fixture
-def documents(data_dir, monkeypatch):
-    """Articles of WikiText-2 with copies of lines and documents, near and far. Lines are looked up in small chunks."""
-    monkeypatch.setattr(repeated_text, "CHUNK_CHARACTERS", 3_000)
+def documents(data_dir):
+    """Articles of WikiText-2 with copies of lines and documents."""
     rng = random.Random(0)
     articles = list(read_documents([data_dir / "wikitext2/valid.docs.txt.gz"]))[:12]
     lines = list(chain.from_iterable(articles))

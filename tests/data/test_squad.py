@@ -115,13 +115,17 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
         ({"id": "1", "query": "who", "passage": "x"}, "row 1: 'question' must be text.* Found: id, query, passage"),
         ({**QA, "answers": "anna"}, "row 1: cannot read 'answers': anna. Expected"),
         ({**QA, "answers": {"text": ["anna"], "answer_start": ["5"]}}, "row 1: cannot read 'answers': "),
-        ({**QA, "is_impossible": True}, "row 1: 'is_impossible' is true, but 'answers' contains 'anna'"),
-        ({**QA, "is_impossible": "False"}, "row 1: 'is_impossible' must be true or false, not 'False'"),
+        (
+            {**QA, "is_impossible": True},
+            "row 1: 'is_impossible' is True. Expected true or false, and false if there are answers",
+        ),
+        ({**QA, "is_impossible": "False"}, "row 1: 'is_impossible' is 'False'. Expected true or false"),
         ([QA, QA], "row 2: .*row 1 has the same id, 1"),
         ([QA, {**QA, "id": "2", "answers": None}], "question 2 has no answer .* Set --version_2_with_negative"),
         ([QA, {**QA, "id": "2", "answers": [{"text": " ", "answer_start": 0}]}], "row 2: question 2 has no answer"),
-        ({"data": [{"paragraphs": {}}]}, r"data\[0\]: expected the list 'paragraphs' .* Found: paragraphs"),
-        ({"data": [{"paragraphs": [{"qas": ["who"]}]}]}, r"qas\[0\]: expected a question object, found a str"),
+        ({"data": [{"paragraphs": {}}]}, "dev.json: no questions"),
+        ({"data": [{"paragraphs": [{"questions": []}]}]}, r"data\[0\]: not in SQuAD's format .*'qas'.* Expected"),
+        ({"data": ["who"]}, r"data\[0\]: not in SQuAD's format"),
     ],
 )
 def test_bad_files(content, message, tmp_path):

@@ -6,7 +6,7 @@ import json
 import pandas
 import pyarrow
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
+from datasets import ClassLabel, Dataset, Features, List, Value
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
@@ -49,20 +49,37 @@ def test_a_comma_in_the_header_separates_unless_it_is_quoted(tmp_path):
     assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a\nb": "1", "c": "2"})]
     (tmp_path / "a.csv").write_text("a (b, c);d\n1;2\n")
     message = (
-        r"row 2: expected 2 columns, found 1\. The separator is a comma\. Quote cells and names that contain it\.$"
+        r"row 2: expected 2 columns, found 1\. The separator is a comma\. In \.csv files, quote cells and names that"
     )
     with pytest.raises(InputError, match=message):
         list(read_rows(tmp_path / "a.csv"))
 
 
-@pytest.mark.parametrize("header", ["a", '"a"', '"a, b"'])
-def test_a_header_without_separator_is_one_column(tmp_path, header):
-    (tmp_path / "a.csv").write_text(header + '\nGood, nice; "x"\n\n"Two\nlines, ""y"""\n')
-    cells = [(2, 'Good, nice; "x"'), (4, 'Two\nlines, "y"')]
-    assert [(row, *values.values()) for row, values in read_rows(tmp_path / "a.csv")] == cells
-    (tmp_path / "a.csv").write_text('a\n"b" c\n')
-    with pytest.raises(InputError, match=r"row 2: not CSV \(line end expected after '\"'\)\."):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\nGood, nice\n", r"row 2: expected 1 column, found 2\. The separator is a comma\."),
+        ('a\n"b" c\n', r"row 2: not CSV \(.*\)\. Close each quote, and double the quotes inside a quoted cell\.$"),
+        ('a\nb\n"c\nd\n', r"row 3: not CSV \(unexpected end of data\)"),
+        ("a,b\n1\n", r"row 2: expected 2 columns, found 1"),
+        ("a,b\n1,2\n1,2,3\n", r"row 3: expected 2 columns, found 3"),
+    ],
+)
+def test_broken_csv_is_refused(tmp_path, content, message):
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(InputError, match=message):
         list(read_rows(tmp_path / "a.csv"))
+
+
+def test_values_keep_their_text(tmp_path):
+    """The readers of the datasets library guess types."""
+    cells = ["NA", "nan", "None", "007", "1.0", "2020-01-01", "", "a\0b", " x "]
+    (tmp_path / "a.csv").write_text("".join(f"{cell},1\n" for cell in ["a", *cells]))
+    assert [values["a"] for _, values in read_rows(tmp_path / "a.csv")] == cells
+    rows = [{"text": cell, "label": label} for cell, label in zip(cells, [1, "1", 1.5, True] * 3, strict=False)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    read = [values for _, values in read_rows(tmp_path / "a.jsonl")]
+    assert read == rows and [type(row["label"]) for row in read] == [type(row["label"]) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -89,16 +106,19 @@ def test_json_of_pandas_is_read_or_refused(tmp_path):
 
 
 def test_class_labels_of_a_dataset_become_names():
-    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
-    dataset = Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, -1]}, features=features)
-    assert [(row, values["label"]) for row, values in read_rows(dataset)] == [(1, "yes"), (2, "no"), (3, None)]
+    label = ClassLabel(names=["no", "yes"])
+    features = Features({"text": Value("string"), "label": label, "tags": List(label)})
+    columns = {"text": ["a", "b", "c"], "label": [1, 0, -1], "tags": [[0, 1], [], [1, -1]]}
+    rows = read_rows(Dataset.from_dict(columns, features=features))
+    expected = [(1, "yes", ["no", "yes"]), (2, "no", []), (3, None, None)]
+    assert [(row, values["label"], values["tags"]) for row, values in rows] == expected
 
 
 def test_a_dataset_with_text_that_is_not_utf_8():
     """Parquet can contain any bytes."""
     texts = pyarrow.array([b"fine", b"half \xed\xa0\xbd"], pyarrow.binary())
     strings = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
-    with pytest.raises(InputError, match=r"the dataset, row 2: not UTF-8 \(.*\)\. Convert the text to UTF-8\."):
+    with pytest.raises(InputError, match=r"the dataset, row 2: not UTF-8 \(.*\)\. Convert the file to UTF-8"):
         list(read_rows(Dataset(pyarrow.table({"text": strings}))))
 
 

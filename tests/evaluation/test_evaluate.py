@@ -106,6 +106,7 @@ def test_errors(folder, capsys):
     assert "README.md. Remove the flag, or create the card first." in error(*model, "--update_card")
     long = json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511})
     (folder / "pairs/long.jsonl").write_text(f"{long}\n")
-    assert "long.jsonl, row 1: a sentence has 513 tokens. The model's limit is 512. Remove the pair." in error(*model)
+    assert "long.jsonl, row 1: expected a sentence of at least one word and at most 512 tokens" in error(*model)
+    assert "(the model's limit), found 513 tokens. Remove the pair." in error(*model)
     assert main(["evaluate", *map(str, model)]) == 2
     assert "no data. Pass --pairs_file, --validation_file, or both." in capsys.readouterr().err

@@ -190,7 +190,7 @@ def test_errors(files):
     tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
     model = snugbert.SnugBertForMaskedLM.from_pretrained(files / "model")
     for arguments, message in [
-        ({"max_seq_length": 41}, "--max_seq_length 41 must be between 5 and the limit (40)."),
+        ({"max_seq_length": 41}, "--max_seq_length must be between 5 and the limit (40)."),
         ({"sentence_order": True}, "--sentence_order: this model does not predict the order of segments"),
         ({"validation_file": ["missing.txt"]}, "missing.txt: no such file"),
         ({"train_file": ["missing.txt"]}, "missing.txt: no such file"),

@@ -36,9 +36,12 @@ def test_files_of_all_formats_have_the_same_pairs(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"good": "A.", "sentence_bad": "B."}, "no column 'sentence_good'. Columns: 'good', 'sentence_bad'."),
-        ({"sentence_good": "A.", "sentence_bad": " "}, "sentence_bad must be a sentence, not ' '."),
-        ({"sentence_good": 3, "sentence_bad": "B."}, "sentence_good must be a sentence, not 3."),
+        (
+            {"good": "A.", "sentence_bad": "B."},
+            "no sentence in column 'sentence_good'. Columns: 'good', 'sentence_bad'.",
+        ),
+        ({"sentence_good": "A.", "sentence_bad": " "}, "no sentence in column 'sentence_bad'."),
+        ({"sentence_good": 3, "sentence_bad": "B."}, "no sentence in column 'sentence_good'."),
         ({"sentence_good": "A.", "sentence_bad": "\ud83d"}, r"not JSON (remove \ud83d, half of a character"),
     ],
 )

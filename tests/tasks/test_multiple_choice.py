@@ -192,7 +192,10 @@ NOT_A_CHOICE = "Expected the number of a choice, 0 to 1."
         ([ROW, ROW | {"choices": ["b", "c", "d"]}], f", row 2: the number of choices is 3. {MANY}"),
         ([ROW, ROW | {"choices": []}], ", row 2: no choices in column 'choices'."),
         ([ROW, ROW | {"choices": "b"}], ", row 2: no list of texts in column 'choices'. Fix or remove the row."),
-        ([ROW, ROW | {"text": None}], ", row 2: no text in column 'text'. Fix or remove the row."),
+        (
+            [ROW, ROW | {"text": None}],
+            ", row 2: no text in column 'text'. Fix or remove the row. Columns: 'text', 'choices', 'label'.",
+        ),
         ([ROW, {"text": "a"}], f", row 2: {NO_COLUMNS} Columns: 'text'."),
         ([ROW, ROW | {"label": 2}], f", row 2: the label is '2'. {NOT_A_CHOICE}"),
         ([ROW, ROW | {"label": "c"}], f", row 2: the label is 'c'. {NOT_A_CHOICE}"),

@@ -63,7 +63,7 @@ class Corpus:
     known_counts: Counts | None = None  # from an index. None: `counts` reads the blocks when it is first used
 
     def __post_init__(self):
-        self.language = _find_language(self.settings)  # None: unknown
+        self.language = self.settings.get("language") or self.settings.get("lines_language")  # None: unknown
 
     @cached_property
     def counts(self) -> Counts:
@@ -101,15 +101,13 @@ class Corpus:
         return f"{self.num_documents:,} documents, {self.num_sentences:,} sentences, {self.num_tokens:,} tokens"
 
 
-def _find_language(settings: dict[str, Any]) -> str | None:
-    return settings.get("language") or settings.get("lines_language")
-
-
 def check_unknown_tokens(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Warns if many tokens of a corpus are [UNK], and raises an error if all are. The message begins with `name`."""
     counts, unknown = corpus.counts.token_ids, tokenizer.unk_token
     special = {index: counts[index] for index in tokenizer.all_special_ids if index < len(counts)}
     remedy = "Use another tokenizer, or train one on this text with `snugbert vocabulary`."
+    if not corpus.num_tokens:
+        raise InputError(f"{name}: no documents.")
     if sum(special.values()) == counts.sum():
         raise InputError(f"{name}: every token is {unknown}, so no token can be masked. {remedy}")
     share = special.get(tokenizer.unk_token_id, 0) / counts.sum()
@@ -141,8 +139,7 @@ def open_corpus(
         used.
 
     Raises:
-        InputError: `folder` holds no corpus; a part is missing, unfinished or damaged; the settings of the parts
-            differ; the corpus was prepared with a different tokenizer; or the bucket does not answer.
+        InputError: `folder` holds no complete corpus, or the corpus was prepared with a different tokenizer.
     """
     output = CorpusFolder(folder)
     sizes = _find_all_parts(output)

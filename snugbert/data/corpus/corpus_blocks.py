@@ -188,16 +188,8 @@ class CachedBlocks(Blocks):
 
     def _fetch(self, number: int) -> None:
         part, start, end, digest = self._find(number)
-        for _ in range(2):  # a second time, in case the network changed a byte
-            try:
-                data = read_bytes(part.name, start, end)
-            except FileNotFoundError as error:
-                raise InputError(
-                    f"{hide_credentials(part.name)} was removed while it was in use. Prepare the text again."
-                ) from error
-            if hashlib.sha256(data).digest() == digest:
-                break
-        else:
+        data = read_bytes(part.name, start, end)
+        if hashlib.sha256(data).digest() != digest:
             raise damaged(hide_credentials(part.name), f"the checksum of block {number} does not match the index")
         with replacing(self._file(number)) as unfinished:
             unfinished.write_bytes(data)
@@ -207,10 +199,7 @@ class CachedBlocks(Blocks):
             self._remove_single()
             self.ensure([number])
             self._single = number
-        try:
-            return np.memmap(self._file(number), mode="r")
-        except FileNotFoundError as error:
-            raise InputError(f"{self._file(number)} was removed while it was in use. Resume the run.") from error
+        return np.memmap(self._file(number), mode="r")
 
     def _remove_single(self) -> None:
         if self._single is not None and self._single >= self.pinned:

@@ -28,7 +28,7 @@ from snugbert.files import replacing
 from snugbert.storage.urls import hide_credentials, is_url, open_file, read_bytes
 
 KIND = "a prepared corpus"  # see `continuation.py`
-FORMAT = 1  # version of the files; other versions are refused
+FORMAT = 1  # version of the files
 TEXT = "text"  # setting of a part: the digests of its text
 WORDS = "continues_word"  # column of word bits, and the setting of a corpus that has this column
 DATASET = "dataset "  # prefix of the name of a dataset, in the names of sources
@@ -71,20 +71,13 @@ def parse_record(schema: pa.Schema) -> dict[str, Any]:
     try:
         record = json.loads(schema.metadata[b"snugbert"])
         settings = record["settings"]
-        if settings["format"] == FORMAT:
-            types = [schema.field("sentences").type]
-            types += [schema.field(WORDS).type] if WORDS in schema.names else []
-            strings = [settings["tokenizer"], *settings[TEXT].values()]
-            is_whole = types in TYPES and all(isinstance(text, str) for text in strings)
-            if not is_whole:
-                raise pa.ArrowInvalid("columns or settings have the wrong type")
+        types = [schema.field(name).type for name in ("sentences", WORDS) if name in schema.names]
+        strings = [settings["tokenizer"], *settings[TEXT].values()]
+        if settings["format"] == FORMAT and types in TYPES and all(isinstance(text, str) for text in strings):
             return record
     except (AttributeError, LookupError, TypeError, RecursionError, json.JSONDecodeError, UnicodeError) as error:
         raise pa.ArrowInvalid("not part of a corpus") from error
-    raise InputError(
-        f"The corpus has format {settings['format']!r}, but this version of SnugBERT reads format {FORMAT}. Install "
-        "the version that wrote it, or prepare the text again."
-    )
+    raise pa.ArrowInvalid(f"not in format {FORMAT} of this version, or columns have the wrong type")
 
 
 def shared_settings(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,12 +193,8 @@ def index_name(part: str) -> str:
 def read_index(part: str, size: int) -> PartIndex:
     """Reads the index of a part, which is a path or a URL. `size`: bytes of the part. Another size means damage."""
     name = index_name(part)
-    shown = hide_credentials(name)
-    try:
-        data = read_bytes(name) if is_url(name) else Path(name).read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"{shown} is missing. Run `snugbert prepare` again.") from error
-    index = parse_index(data, shown)
+    data = read_bytes(name) if is_url(name) else Path(name).read_bytes()
+    index = parse_index(data, hide_credentials(name))
     if index.file_size != size:
         raise damaged(hide_credentials(part), f"it has {size:,} bytes instead of {index.file_size:,}")
     return index

@@ -36,13 +36,11 @@ from snugbert.data.corpus.part_files import (
     corpus_schema,
     index_name,
     make_index,
-    read_index,
     shared_settings,
     write_index,
 )
 from snugbert.data.corpus.text_parts import Part, keep_all, plan_parts
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
-from snugbert.data.documents import locate_file
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
 from snugbert.data.repeated_text import REPORT_NAME, RepeatCounter, RepeatedText, read_report, write_report
 from snugbert.data.text_lines import ReadingLog
@@ -53,8 +51,8 @@ from snugbert.data.tokenizing import (
     map_in_order,
     needs_words,
 )
-from snugbert.errors import InputError, shorten
-from snugbert.files import hash_json, lock_file
+from snugbert.errors import InputError
+from snugbert.files import explaining_failed_writes, hash_json, lock_file
 from snugbert.progress import Progress
 from snugbert.storage.inputs import work_folder
 from snugbert.storage.urls import hide_credentials
@@ -109,9 +107,8 @@ def prepare_corpus(
         The corpus, as [`open_corpus`] opens it.
 
     Raises:
-        InputError: the language is not a code, or contradicts the tokenizer's; a file does not exist, cannot be read,
-            or changes while it is read; the text is empty; all tokens are [UNK]; `folder` holds a corpus with a
-            different text, tokenizer or settings; the disk is full; or a worker process was killed.
+        InputError: a file cannot be read or changes while it is read; the text is empty; all tokens are [UNK]; or
+            `folder` holds a corpus with a different text, tokenizer or settings.
     """
     if language is not None:
         check_language(language)
@@ -192,26 +189,16 @@ def prepare_parts(
     """
     settings = _list_settings(parts[0], tokenizer, language, documents, lines_language, store_words)
     output = CorpusFolder(folder)
+    if _find_finished(output, parts, settings, replace) >= {part.name for part in parts}:
+        return read_report(output.place)
+    worker = DocumentTokenizer(tokenizer, language, settings[WORDS])
     try:
-        if _find_finished(output, parts, settings, replace) >= {part.name for part in parts}:
-            report = read_report(output.place)
-        else:
-            worker = DocumentTokenizer(tokenizer, language, settings[WORDS])
-            report = _write_missing_parts(output, parts, settings, worker, num_workers, show_progress)
-        if documents == "all":
-            _check_not_empty(output, parts)
-        return report
+        with explaining_failed_writes(output.folder, "run the same command again. Finished parts are kept"):
+            return _write_missing_parts(output, parts, settings, worker, num_workers, show_progress)
     except BrokenProcessPool as error:
         raise InputError(
             "a tokenizing process was killed, probably because memory ran out. Run the same command again with fewer "
             "--preprocessing_num_workers. Finished parts are kept."
-        ) from error
-    except OSError as error:
-        if error.errno is None:  # not from the operating system
-            raise
-        raise InputError(
-            f"{error.filename or output}: {os.strerror(error.errno)}. Fix this and run the same command again. "
-            "Finished parts are kept."
         ) from error
 
 
@@ -318,18 +305,6 @@ def find_missing_parts(output: CorpusFolder, parts: Sequence[Part], prepared: Pa
     """Returns the names of a corpus's parts that are not finished, or have other settings than a finished part."""
     settings = {name: record and shared_settings(record) for name, record in output.read_records().items()}
     return [part.name for part in parts if settings.get(part.name) != settings[prepared.name]]
-
-
-def _check_not_empty(output: CorpusFolder, parts: Sequence[Part]) -> None:
-    """If all parts are prepared and none has a document, removes the parts and raises an [`InputError`]."""
-    sizes = output.find_parts()
-    if len(sizes) < parts[0].num_parts:
-        return
-    if any(len(read_index(output.locate(name), size).digests) for name, size in sizes.items()):
-        return
-    for name in sizes:
-        output.remove_part(name)
-    raise InputError(f"{shorten([*map(locate_file, parts[0].files)] or [*parts[0].names])}: no documents.")
 
 
 def _write_part(

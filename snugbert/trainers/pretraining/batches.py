@@ -75,16 +75,8 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
         shares: share of the steps for each phase. They add up to 1.
         args: batch size and number of steps. If `max_steps` is not positive, `num_train_epochs` is the number of
             passes over the data.
-
-    Raises:
-        InputError: a dataset is empty, one of several datasets has no `max_seq_length`, a phase gets no step, or a
-            step has fewer examples than processes x accumulation steps.
     """
-    if not all(map(len, datasets)):
-        raise InputError("train_dataset is empty.")
     lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
-    if len(lengths) > 1 and None in lengths:
-        raise InputError("phases: each of several datasets needs a `max_seq_length`, like a PretrainingDataset.")
     batch_sizes = choose_batch_sizes(lengths, args)
     steps = args.max_steps
     if steps <= 0:
@@ -94,13 +86,15 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
         )
         steps = max(1, round(args.num_train_epochs / epochs_per_step))
     bounds = [0, *(round(steps * share) for share in accumulate(shares))]
-    phases = []
-    for dataset, length, batch_size, (start, end) in zip(
-        datasets, lengths, batch_sizes, pairwise(bounds), strict=True
-    ):
-        if start == end:
-            raise InputError(f"--phases: length {length} gets no steps (the run has {steps}). Increase its share.")
-        phases.append(Phase(dataset, end - start, batch_size))
+    phases = [
+        Phase(dataset, end - start, batch_size)
+        for dataset, batch_size, (start, end) in zip(datasets, batch_sizes, pairwise(bounds), strict=True)
+    ]
+    for phase in phases:
+        if not phase.steps:
+            raise InputError(
+                f"--phases: length {phase.max_seq_length} gets no steps (the run has {steps}). Increase its share."
+            )
     return phases
 
 
@@ -199,9 +193,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         parts = self.num_processes * self.accumulation_steps
-        own_parts = range(
-            self.process_index * self.accumulation_steps, (self.process_index + 1) * self.accumulation_steps
-        )
+        own_parts = range(parts)[self.process_index * self.accumulation_steps :][: self.accumulation_steps]
         first_example = first_step = 0
         # One step more, because other processes can be a step late.
         steps_ahead = -(-self.prefetched_batches // self.accumulation_steps) + 1

@@ -178,7 +178,6 @@ def initialize_from_bigrams(
     embeddings of special tokens and a rotation of all embeddings. Without `block_numbers`, all blocks are counted.
     """
     config: SnugBertConfig = model.config
-    check_bigram_config(config)
     rng = np.random.default_rng(seed)
     frequencies, sides = _count_text(corpus, config.vocab_size, block_numbers)
     first = _fit_first_layer(config, frequencies, sides, rng)
@@ -199,19 +198,17 @@ def initialize_from_bigrams(
 def check_bigram_config(config: SnugBertConfig) -> None:
     """Checks that [`initialize_from_bigrams`] works for this configuration."""
     head_size = compute_head_size(config)
-    for is_met, need in (
-        (config.num_attention_heads >= 2, "at least 2 attention heads, for the previous and the next token"),
-        (head_size >= SMALLEST_HEAD, f"attention heads of at least {SMALLEST_HEAD} dimensions, not {head_size}"),
-        (compute_embedding_size(config) == config.hidden_size, "embeddings as wide as the layers (no embedding_size)"),
-        (
-            "gelu" in config.hidden_act or config.hidden_act == "relu",
-            f"hidden_act gelu or relu, not {config.hidden_act}",
-        ),
-        (config.position_embedding_type == "absolute", "learned positions (position_embedding_type absolute)"),
-        (config.tie_word_embeddings, "tied word embeddings (tie_word_embeddings true)"),
-    ):
-        if not is_met:
-            raise InputError(f"--bigram_init needs {need}. Remove the flag, or choose another model.")
+    is_rectifier = "gelu" in config.hidden_act or config.hidden_act == "relu"
+    needs = {
+        "at least 2 attention heads, for the previous and the next token": config.num_attention_heads >= 2,
+        f"attention heads of at least {SMALLEST_HEAD} dimensions, not {head_size}": head_size >= SMALLEST_HEAD,
+        "embeddings as wide as the layers": compute_embedding_size(config) == config.hidden_size,
+        f"hidden_act gelu or relu, not {config.hidden_act}": is_rectifier,
+        "learned positions (position_embedding_type absolute)": config.position_embedding_type == "absolute",
+        "tied word embeddings (tie_word_embeddings true)": config.tie_word_embeddings,
+    }
+    if unmet := [need for need, is_met in needs.items() if not is_met]:
+        raise InputError(f"--bigram_init needs {unmet[0]}. Remove the flag, or choose another model.")
 
 
 def _count_text(

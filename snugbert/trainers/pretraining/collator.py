@@ -1,9 +1,7 @@
 """The pretraining collator: masks examples, and packs them into a batch or formats them as text."""
 
-import shutil
-import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,10 +24,6 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     parse_mask_rates,
 )
 
-NO_WORDS = (
-    "the examples have no `continues_word`. Prepare the text with `store_words`. With another "
-    "trainer, or with your own collator around this one, set remove_unused_columns=False."
-)
 # Explain the output of `describe`.
 LEGEND = (
     "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but "
@@ -67,10 +61,6 @@ class SnugBertDataCollatorForPretraining:
 
     Attributes:
         mask_rates: the first and the last share of tokens to predict.
-
-    Raises:
-        InputError: a share is out of range, `masking` is unknown or needs words that the tokenizer does not have, or
-            `pad_to_multiple_of` is below 1 or set together with `replacement_keys`.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -81,27 +71,20 @@ class SnugBertDataCollatorForPretraining:
     replacement_keys: bool = False
     pad_to_multiple_of: int | None = None
     masking: str | None = None
-    mask_token_id: int = field(init=False, repr=False)  # cached: looking it up takes microseconds
-    # Indexed by token id.
-    is_special: np.ndarray = field(init=False, repr=False)
-    continues_word: np.ndarray | None = field(init=False, repr=False, default=None)
-    replacements: np.ndarray = field(init=False, repr=False)
-    mask_rates: tuple[float, float] = field(init=False, repr=False)
 
     def __post_init__(self):
         check_ranges(self, pad_to_multiple_of=COUNT, mask_replace_prob=SHARE, random_replace_prob=SHARE)
         self.mask_rates = parse_mask_rates(self.mlm_probability)
         self.masking = choose_masking(self.masking, self.whole_word_mask)
-        if self.pad_to_multiple_of is not None and self.replacement_keys:
-            raise InputError("pad_to_multiple_of does not support ELECTRA's batches (replacement_keys).")
         if self.mask_replace_prob + self.random_replace_prob > 1:
             raise InputError(
                 f"mask_replace_prob {self.mask_replace_prob} and random_replace_prob {self.random_replace_prob} must "
                 "add up to at most 1."
             )
-        self.mask_token_id = self.tokenizer.mask_token_id
+        self.mask_token_id = self.tokenizer.mask_token_id  # cached: looking it up takes microseconds
         self.is_special = np.isin(np.arange(len(self.tokenizer)), self.tokenizer.all_special_ids)
         self.replacements = np.flatnonzero(~self.is_special)
+        self.continues_word: np.ndarray | None = None  # for each token of the vocabulary
         model = self.tokenizer.backend_tokenizer.model
         if self.masking == "tokens":
             return
@@ -170,11 +153,15 @@ class SnugBertDataCollatorForPretraining:
         if self.continues_word is not None:
             return self.continues_word[ids]
         if "continues_word" not in example:
-            raise InputError(f"--masking {self.masking}: {NO_WORDS}")
+            raise InputError(
+                f"--masking {self.masking}: the examples have no `continues_word`. Prepare the text with "
+                "`store_words`. With another trainer, or with your own collator around this one, set "
+                "remove_unused_columns=False."
+            )
         return np.asarray(example["continues_word"])
 
     def describe(self, example: dict[str, Any], objective: Objective) -> str:
-        """Formats a masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains the format."""
+        """Formats a masked example as text, with a line per segment. [`LEGEND`] explains the format."""
         seen, labels = self._mask(example, self._make_generator(example))
         facts = [f"{len(seen)} tokens", f"{np.count_nonzero(labels != IGNORE_INDEX)} to predict"]
         if is_pair := "next_sentence_label" in example:
@@ -184,13 +171,7 @@ class SnugBertDataCollatorForPretraining:
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             part = slice(start + 1, end)
             text = self._format_span(example["input_ids"][part], seen[part], labels[part])
-            lines += textwrap.wrap(
-                f"{'AB'[number] if is_pair else '-'}  {text}",
-                width=shutil.get_terminal_size().columns,
-                subsequent_indent="   ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            lines.append(f"{'AB'[number] if is_pair else '-'}  {text}")
         return "\n".join(lines)
 
     def _format_span(self, original: np.ndarray, seen: np.ndarray, labels: np.ndarray) -> str:

@@ -25,7 +25,7 @@ from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.corpus.corpus_blocks import Blocks, CachedBlocks
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
-from snugbert.files import NO_SPACE, hash_json, lock_file, replacing
+from snugbert.files import hash_json, lock_file, replacing
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS, Window, Windows
 from snugbert.trainers.pretraining.pretraining_arguments import Objective
 from snugbert.trainers.pretraining.sentence_pairs import (
@@ -82,10 +82,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
     `"mlm"`), and `mask_seed`, which determines its masks. If the corpus stores words, `continues_word` is true for
     tokens that continue the word of the token before them.
 
-    Raises:
-        InputError: the corpus was prepared with a different tokenizer.
-        ValueError: the settings yield no example, or `epochs_dir` is missing for a corpus without a local folder.
-        OSError: a table cannot be written.
     """
 
     def __init__(
@@ -104,13 +100,9 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 f"`max_seq_length` {max_seq_length} must be between {SHORTEST_EXAMPLE} and {LONGEST_EXAMPLE}."
             )
         if objective == "nsp" and corpus.num_documents < 2:
-            raise ValueError(
-                "Next sentence prediction needs at least two documents. Add documents, or choose another objective."
-            )
-        if "tokenizer" in corpus.settings and corpus.settings["tokenizer"] != hash_tokenizer(tokenizer):
-            raise InputError(
-                "The corpus was prepared with a different tokenizer. Use that tokenizer, or prepare the text again."
-            )
+            raise ValueError("Next sentence prediction needs at least two documents. Choose another objective.")
+        if corpus.settings.get("tokenizer") not in (None, hash_tokenizer(tokenizer)):
+            raise InputError("The corpus was prepared with a different tokenizer. Use that one, or prepare it again.")
         if epochs_dir is None:
             if not isinstance(corpus.folder, Path):
                 raise ValueError("`epochs_dir` is missing. The corpus has no local folder to store examples in.")
@@ -214,9 +206,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
             first, last: numbers of examples, counted over all epochs.
             prefetched: number of examples before `first` that data workers may not have read yet.
             end: the number of examples that the run reads.
-
-        Raises:
-            InputError: a window is smaller than what data workers prefetch, or see [`CachedBlocks.ensure`].
         """
         window, _ = self.windows.locate(*divmod(first, self._length), self._length)
         current, place = self.windows.locate(*divmod(last, self._length), self._length)
@@ -273,18 +262,12 @@ class PretrainingDataset(torch.utils.data.Dataset):
         name = hash_json([RECIPE_VERSION, *settings])[:16]
         file = self.epochs_dir / f"{name}-{window.epoch}-{window.number}.examples"
         self._map_blocks(window)
-        try:
-            self.epochs_dir.mkdir(parents=True, exist_ok=True)
-            with lock_file(self.epochs_dir / f"{name}.lock"):
-                if not file.exists():
-                    self._write_table(window, file)
-                    self._remove_old_tables(name, window)
-                return np.memmap(file, dtype=EXAMPLE, mode="r")
-        except OSError as error:
-            remedy = f" Free some space: an example takes {EXAMPLE.itemsize} bytes." if error.errno in NO_SPACE else ""
-            raise OSError(
-                f"{self.epochs_dir}: cannot store the examples of epoch {window.epoch} ({error.strerror}).{remedy}"
-            ) from error
+        self.epochs_dir.mkdir(parents=True, exist_ok=True)
+        with lock_file(self.epochs_dir / f"{name}.lock"):
+            if not file.exists():
+                self._write_table(window, file)
+                self._remove_old_tables(name, window)
+            return np.memmap(file, dtype=EXAMPLE, mode="r")
 
     def _map_blocks(self, window: Window) -> None:
         """Maps the blocks of a window, so that they stay readable after a cache removes them. Unmaps older windows.

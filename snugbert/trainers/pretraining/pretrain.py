@@ -219,7 +219,7 @@ def _choose_language(
     stored = stored_in_model(config, tokenizer, start, model_args.tokenizer_name)
     if corpus is not None:
         place = f"the corpus {hide_credentials(str(corpus.folder))}"
-        stored = [Stored(place, corpus.language, "prepare the text again"), *stored]
+        stored = [Stored(place, corpus.language), *stored]
     language = choose_language(given, stored)
     store_language(language, config, tokenizer)
     return language

@@ -56,10 +56,7 @@ def classify_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     if isinstance(backend.decoder, Metaspace):  # SentencePiece
         return np.array([_classify_spaced(token.replace("▁", " ")) for token in tokens], dtype=np.uint8)
     prefix = getattr(backend.model, "continuing_subword_prefix", None) or "##"
-    continues = [len(token) > 1 and token.startswith(prefix) for token in tokens]
-    kinds = [
-        CONTINUATION if continued else _classify(token) for token, continued in zip(tokens, continues, strict=True)
-    ]
+    kinds = [CONTINUATION if len(token) > 1 and token.startswith(prefix) else _classify(token) for token in tokens]
     return np.array(kinds, dtype=np.uint8)
 
 
@@ -331,15 +328,10 @@ def _find_ends(table: np.ndarray, corpus: Corpus) -> _Ends:
         starts, seconds = rows["start"].astype(np.int64), rows["second_start"].astype(np.int64)
         bounds = block.sentences[block.documents]
         following = np.searchsorted(bounds, starts, side="right")
-        parts.append(
-            _Ends(
-                corpus.document_starts[number] + following - 1,
-                starts - bounds[following - 1],
-                bounds[following] - seconds,
-                _is_in_sentence(block, starts),
-                _is_in_sentence(block, seconds + rows["second_length"]),
-            )
-        )
+        documents = corpus.document_starts[number] + following - 1
+        before, after = starts - bounds[following - 1], bounds[following] - seconds
+        ends = _is_in_sentence(block, seconds + rows["second_length"])
+        parts.append((documents, before, after, _is_in_sentence(block, starts), ends))
     return _Ends(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -372,10 +364,7 @@ def swap_segments(table: np.ndarray, rng: random.Random) -> None:
     swapped[rng.sample(range(size), (size + rng.getrandbits(1)) // 2)] = True
     table["label"] = swapped
     for first, second in (("start", "second_start"), ("length", "second_length")):
-        table[first], table[second] = (
-            np.where(swapped, table[second], table[first]),
-            np.where(swapped, table[first], table[second]),
-        )
+        table[first][swapped], table[second][swapped] = table[second][swapped], table[first][swapped]
 
 
 def full_sentences(block: Block, block_index: int, token_kinds: np.ndarray, max_seq_length: int) -> np.ndarray:

@@ -118,7 +118,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(data_dir, tmp_path, toke
     process = forked.run(prepare_on_a_full_disk, [*arguments, "--output_dir", str(tmp_path / "corpus")])
     assert process.returncode == 2
     error = process.stderr.rpartition("snugbert prepare: error: ")[2]
-    assert "File too large. Fix this and run the same command again. Finished parts are kept." in error
+    assert "could not be written: [Errno 27] File too large. The disk is probably full. Free some space and" in error
     assert len(error.splitlines()) == 1
     with pytest.raises(InputError, match=r"has no index\. Missing or unfinished: 1 of 1"):
         open_corpus(tmp_path / "corpus", tokenizer)

@@ -71,7 +71,6 @@ def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, obje
     [
         ({"random_replace_prob": 0.3}, "random_replace_prob 0.3 must add up to at most 1"),
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of 0 must be at least 1"),
-        ({"pad_to_multiple_of": 64, "replacement_keys": True}, "pad_to_multiple_of does not support ELECTRA"),
     ],
 )
 def test_invalid_settings_are_refused(tokenizer, settings, message):
@@ -172,8 +171,7 @@ def test_only_words_and_spans_need_a_corpus_with_words(small, tmp_path):
         load("old", "words")
 
 
-def test_an_example_is_described(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
+def test_an_example_is_described():
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cats", "sleep", "##ing", "."]
     tokenizer = snugbert.SnugBertTokenizer({piece: index for index, piece in enumerate(pieces)})
     example = {
@@ -204,9 +202,7 @@ def test_an_example_is_described(monkeypatch):
     del example["next_sentence_label"]
     example["input_ids"] = np.array([2, *[5, 6] * 20, 3, 8, 3])
     documents = describe("mlm", mlm_probability=0.1).splitlines()
-    assert documents[0] == "44 tokens, 4 to predict" and documents[-1] in ("-  .", "-  [MASK]{.}")
-    assert len(documents) > 5 and max(map(len, documents)) <= 60
-    assert all(line.startswith("   ") for line in documents[2:-1])
+    assert len(documents) == 3 and documents[0] == "44 tokens, 4 to predict" and documents[1].startswith("-  ")
 
 
 def test_characters_of_several_bytes_are_readable():
