@@ -166,8 +166,8 @@ COMMANDS = {
         summary="try a checkpoint on a web page",
         description="Serves a web page for trying a checkpoint.",
         example="--model pretrained",
-        arguments=("demo.serve.DemoArguments",),
-        function="demo.serve.run_demo",
+        arguments=("demo.DemoArguments",),
+        function="demo.run_demo",
         extra="demo",
     ),
 }
