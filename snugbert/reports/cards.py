@@ -12,9 +12,15 @@ import transformers
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 import snugbert
-from snugbert.card_snugbert import BIAS_WARNING, OWN_CARD, TASKS, TRAINERS_CARD, code_span, escape, how_to_load
+from snugbert.card_snugbert import BIAS_WARNING, OWN_CARD, TASKS, TRAINERS_CARD, escape, how_to_load
 
 TEMPLATES = Path(__file__).parent / "templates"
+ENVIRONMENT = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True)
+
+
+def render(template: str, **values: Any) -> str:
+    """Renders a template that is a part of a card or of `results.md`."""
+    return ENVIRONMENT.get_template(template).render(escape=escape, **values).strip()
 
 
 class Head(NamedTuple):
@@ -48,9 +54,7 @@ class Head(NamedTuple):
 
     def describe(self, macro: str, *arguments: Any) -> str:
         """Returns the text of a macro of `templates/heads.md`: "ability", "limits" or "use"."""
-        template = (TEMPLATES / "heads.md").read_text(encoding="utf-8")
-        module: Any = jinja2.Template(template, trim_blocks=True, lstrip_blocks=True).module
-        return getattr(module, macro)(self, *arguments).strip()
+        return getattr(ENVIRONMENT.get_template("heads.md").module, macro)(self, *arguments).strip()
 
 
 def show_use(name: str, head: Head, language: Any = None) -> str:
@@ -87,9 +91,8 @@ def save_model_card(output_dir: Path, template: str, header: ModelCardData, head
         "ability": head.describe("ability"),
         "limits": head.describe("limits"),
     }
-    functions = {"escape": escape, "code_span": code_span, "table": table}
-    card = ModelCard.from_template(header, str(TEMPLATES / template), **shared, **functions, **values)
-    card.text = re.sub(r"\n{3,}", "\n\n", card.text)  # of parts that are left out
+    card = ModelCard.from_template(header, str(TEMPLATES / template), escape=escape, table=table, **shared, **values)
+    card.text = re.sub(r"\n{3,}", "\n\n", card.text) + "\n"  # without the gaps of parts that are left out
     card.save(file)
 
 
@@ -117,10 +120,11 @@ def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Returns a Markdown table. Integers get thousands separators. Text is escaped."""
     names = tuple(header)
     lines = [names, ("---",) * len(names), *rows]
-    return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(format_cell(value) for value in line)} |" for line in lines)
 
 
-def _cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
+    """Formats a value of a table for Markdown."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):

@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import jinja2
 from transformers import PreTrainedModel
 
 from snugbert.card_snugbert import TAGS, code_span, find_base_model, inherit_header, read_card
 from snugbert.configuration_snugbert import get_windows
-from snugbert.reports.cards import TEMPLATES, Head, save_model_card
+from snugbert.reports.cards import Head, render, save_model_card
 
 Wrapper = Literal["SentenceTransformer", "CrossEncoder"]
 
@@ -64,8 +63,7 @@ def write_card(
     )
     labels: Any = config.id2label
     thresholds = getattr(config, "thresholds", None) or {}
-    code = (TEMPLATES / "run_export.md").read_text(encoding="utf-8")
-    values = {"name": output_dir.name, "to": to, "head": head, "wrapper": wrapper}
+    run = {"name": output_dir.name, "to": to, "head": head, "wrapper": wrapper, "model_class": done.model_class}
     save_model_card(
         output_dir,
         "exported.md",
@@ -77,7 +75,5 @@ def write_card(
         labels=[code_span(labels[index]) for index in sorted(labels)] if head.has_labels else [],
         thresholds=[f"{code_span(label)} from {value:.3f}" for label, value in thresholds.items()],
         scores=[(metric, f"{before:.4f}", f"{after:.4f}") for metric, (before, after) in done.scores.items()],
-        code=jinja2.Template(code, trim_blocks=True, lstrip_blocks=True).render(
-            values, model=model, model_class=done.model_class
-        ),
+        code=render("run_export.md", config=config, **run),
     )
