@@ -84,7 +84,7 @@ def save_model_card(output_dir: Path, template: str, header: ModelCardData, head
     file = output_dir / "README.md"
     if file.exists() and not any(mark in file.read_text(encoding="utf-8") for mark in (OWN_CARD, TRAINERS_CARD)):
         return
-    shared = {
+    shared: dict[str, Any] = {
         "own_card": OWN_CARD,
         "bias_warning": BIAS_WARNING,
         "versions": package_versions(),
