@@ -138,8 +138,8 @@ COMMANDS = {
     "demo": Command(
         "Try a checkpoint on a web page.",
         "--model pretrained",
-        ("demo.serve.DemoArguments",),
-        "demo.serve.run_demo",
+        ("demo.DemoArguments",),
+        "demo.run_demo",
         extra="demo",
     ),
 }

@@ -1,4 +1,4 @@
-"""The model card that `push_to_hub` writes, and the text that it shares with the cards of `snugbert`'s commands.
+"""The model card that `push_to_hub` writes, and what all model cards share.
 
 Without a card, transformers pushes an empty template. This module replaces it with a card on what the model does,
 where its weights come from and how to load it. If a command wrote a card with metrics, that card is pushed instead, as
@@ -18,7 +18,6 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from .card_heads_snugbert import CLASSIFIES, HEADS, Head, classifier, how_to_load
 from .configuration_snugbert import get_windows
 
 # Text that marks generated cards: ours, transformers' `push_to_hub` template, and Trainer's, which contains metrics.
@@ -26,9 +25,53 @@ OWN_CARD = "<!-- Written by `snugbert`, which may replace this file. Remove this
 TEMPLATE = "This is the model card of a 🤗 transformers model that has been pushed on the Hub."
 TRAINERS_CARD = "<!-- This model card has been generated automatically according to the information"
 TAGS = ["snugbert", "bert"]
-IMAGE = re.compile(r"!\[[^]]*]\([^)]*\)\n*")
-LISTED_LABELS = 50
 BIAS_WARNING = "The model may reproduce errors and biases in its training data."
+# Head -> the Hub's name of its task, if there is one.
+TASKS = {
+    "Model": "feature-extraction",
+    "ForPreTraining": "fill-mask",
+    "ForMaskedLM": "fill-mask",
+    "ForReplacedTokenDetection": None,
+    "ForNextSentencePrediction": None,
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+}
+CARD = """---
+{{ card_data }}
+---
+
+{{ own_card }}
+
+# {{ title }}
+
+A BERT encoder{{ " for " + pipeline_tag.replace("-", " ") if pipeline_tag }}.
+
+- {{ class_name }}: {{ config.num_hidden_layers }} layers, hidden size {{ config.hidden_size }}, \
+{{ config.num_attention_heads }} attention heads, {{ "{:,}".format(num_parameters) }} parameters
+- a vocabulary of {{ "{:,}".format(config.vocab_size) }} tokens
+{% if windows %}- windows of {{ windows[0] }} tokens that share {{ windows[1] }}
+{% endif %}{% if labels %}- {{ labels | length }} labels: {{ labels[:50] | join(", ") }}\
+{{ " and %d more" % (labels | length - 50) if labels | length > 50 }}
+{% endif %}
+{{ how_to_load }}
+
+## Training
+
+{{ origin }}
+
+## Limitations
+
+{% if config.position_embedding_type == "relative" -%}
+In each direction, distances beyond {{ config.max_position_embeddings }} tokens have the same effect.
+{%- else -%}
+The maximum input length is {{ config.max_position_embeddings }} tokens.
+{%- endif %} {{ bias_warning }}
+"""
+
+
+# --- text -------------------------------------------------------------------------------------------------------
 
 
 def escape(text: str) -> str:
@@ -45,12 +88,28 @@ def code_span(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def compose(header: ModelCardData, sections: list[str]) -> ModelCard:
-    """Returns a card from its metadata for the Hub and its Markdown, the title first. It starts with `OWN_CARD`."""
-    return ModelCard("\n\n".join([f"---\n{header.to_yaml()}\n---", OWN_CARD, *sections]) + "\n")
+def how_to_load(name: str, head: str, use: str = "", use_of_package: str = "") -> str:
+    """Returns the section on how to load the model. `use` and `use_of_package` are code that uses it.
+
+    MODEL in the code is replaced by the arguments of `from_pretrained`.
+    """
+    others = {"Model": "AutoModel", "ForReplacedTokenDetection": "AutoModelForPreTraining"}
+    auto_class, model = others.get(head, f"AutoModel{head}"), json.dumps(name)
+    code = (
+        f"from transformers import {auto_class}, AutoTokenizer{', pipeline' * ('pipeline(' in use)}\n\n"
+        f"tokenizer = AutoTokenizer.from_pretrained(MODEL)\nmodel = {auto_class}.from_pretrained(MODEL)\n"
+    )
+    plain = f"{code}{use}".rstrip().replace("MODEL", f"{model}, trust_remote_code=True")
+    package = f"import snugbert\n{code}{use_of_package}".rstrip().replace("MODEL", model)
+    return (
+        "## How to load it\n\n"
+        "Without the package snugbert: `trust_remote_code=True` runs the code in this repository. To pin a version of "
+        f"the code, pass a commit hash as `revision`.\n\n```python\n{plain}\n```\n\n"
+        f"With the package snugbert installed:\n\n```python\n{package}\n```"
+    )
 
 
-def inherit_header(base: ModelCardData, **fields: Any) -> ModelCardData:
+def inherit_header(base: Any, **fields: Any) -> ModelCardData:
     """Returns metadata with the language and the license of another card."""
     names = ("language", "license", "license_name", "license_link")
     return ModelCardData(**{name: getattr(base, name) for name in names}, **fields)
@@ -88,112 +147,78 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
     """
     file = folder / "README.md"
     present: Any = ModelCard.load(file)
-    head = _find_head(model)
+    names = [model_class.__name__.removeprefix("SnugBert") for model_class in type(model).__mro__]
+    head = next((name for name in names if name in TASKS), None)  # None: the user wrote the head
     weights = sorted(folder.glob("model*.safetensors"))  # empty if only an adapter is pushed
     if head is None or not weights or not any(mark in present.text for mark in (OWN_CARD, TEMPLATE)):
         return
     source = model.config.name_or_path or ""
     if source and Path(source).resolve() == folder.resolve():  # its files were just overwritten
         source = ""
-    card: Any = _find_card(source, token)
-    unchanged = all(_is_copy(weight, source) for weight in weights)
-    if card is not None and unchanged and OWN_CARD in card.text:
+    card = read_card(_find_file(source, "README.md", token=token))
+    # Weights that were loaded from the Hub are in the cache.
+    copies = {weight: _find_file(source, weight.name, local_files_only=True) for weight in weights}
+    unchanged = all(copy and filecmp.cmp(weight, copy, shallow=False) for weight, copy in copies.items())
+    if unchanged and OWN_CARD in card.text and card.data.model_name:
         _rename(card, repo_id)
-        card.text = IMAGE.sub("", card.text)
+        card.text = re.sub(r"!\[[^]]*]\([^)]*\)\n*", "", card.text)  # plots
     else:
-        card = _new_card(model, head, repo_id, source, card, unchanged)
+        card = _new_card(model, head, repo_id, source, card.data, unchanged)
     card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *(present.data.tags or [])]))
     card.save(file)
 
 
-def _find_head(model: PreTrainedModel) -> Head | None:
-    """Returns the head of the model's class or of the class it extends. None: a head that the user wrote."""
-    names = [model_class.__name__.removeprefix("SnugBert") for model_class in type(model).__mro__]
-    head = next((HEADS[name] for name in names if name in HEADS), None)
-    if head is None or head.task != "text-classification":
-        return head
-    thresholds = len(getattr(model.config, "thresholds", None) or ())
-    return classifier(model.config.num_labels == 1, thresholds=thresholds, windows=get_windows(model.config))
+def read_card(file: Path | str | None) -> Any:
+    """Reads a model card. An empty card if the file is missing or has an invalid header."""
+    with suppress(ValueError, yaml.YAMLError):
+        if file is not None and Path(file).exists():
+            return ModelCard.load(file)
+    return ModelCard("---\n{}\n---\n")
 
 
 def _find_file(source: str, name: str, **options: Any) -> str | None:
     """Returns the path of a file in the folder or repository `source`. None: it is missing or cannot be loaded."""
-    errors = ("gated_repo", "missing_entries", "connection_errors")
-    try:
-        return cached_file(source, name, **{f"_raise_exceptions_for_{error}": False for error in errors}, **options)
-    except OSError:
-        return None
-
-
-def _find_card(source: str, token: str | bool | None) -> ModelCard | None:
-    file = _find_file(source, "README.md", token=token) if source else None
-    try:
-        return None if file is None else ModelCard.load(file)
-    except (ValueError, yaml.YAMLError):  # an invalid header
-        return None
-
-
-def _is_copy(weights: Path, source: str) -> bool:
-    # Does not download. Weights that were loaded from the Hub are in the cache.
-    file = _find_file(source, weights.name, local_files_only=True) if source else None
-    return file is not None and filecmp.cmp(weights, file, shallow=False)
+    with suppress(OSError):
+        return cached_file(source, name, **options) if source else None
+    return None
 
 
 def _rename(card: Any, name: str) -> None:
-    """Changes the name of the repository in a card by `snugbert`: in the title and in the code."""
-    title = re.search(rf"{re.escape(OWN_CARD)}\n\n# (.+)\n", card.text)
-    if title is not None:
-        old = re.sub(r"\\(.)", r"\1", title[1])  # undoes `escape`
-        renamed = f"{card.text[: title.start(1)]}{escape(name)}{card.text[title.end(1) :]}"
-        loading = rf"(from_pretrained\(|model=|QuestionAnswerer\(|Predictor\(){re.escape(json.dumps(old))}"
-        card.text = re.sub(loading, lambda match: match[1] + json.dumps(name), renamed)
-    if card.data.model_name is not None:
-        card.data.model_name = name
+    """Changes the name of the model in a card by `snugbert`: in the header, in the title and in the code."""
+    old, card.data.model_name = card.data.model_name, name
+    card.text = card.text.replace(f"# {escape(old)}\n", f"# {escape(name)}\n", 1)
+    card.text = card.text.replace(json.dumps(old), json.dumps(name))
 
 
-def _new_card(
-    model: PreTrainedModel, head: Head, name: str, source: str, base_card: Any, unchanged: bool
-) -> ModelCard:
+def _new_card(model: Any, head: str, name: str, source: str, base: Any, unchanged: bool) -> ModelCard:
     base_model, base_name = find_base_model(source) if source else (None, "")
-    base = ModelCardData() if base_card is None else base_card.data
-    header = inherit_header(
-        base,
-        library_name="transformers",
-        pipeline_tag=head.task,
-        base_model=base.base_model if base_model in (None, name) else base_model,
-        tags=list(TAGS),
-    )
+    config, labels = model.config, []
+    if TASKS[head] in ("text-classification", "token-classification") and config.num_labels > 1:
+        labels = [code_span(str(config.id2label[index])) for index in sorted(config.id2label)]
     origin = "The training data and the scores were not recorded."
     if source:
         origin = f"Training started from the weights of {escape(base_name)}. {origin}"
     if unchanged:
         origin = f"The weights are an unchanged copy of {escape(base_name)}."
-    sections = [
-        f"# {escape(name)}",
-        f"A BERT encoder that {head.ability}.",
-        _facts(model, head),
-        how_to_load(name, head, base.language),
-        f"## Training\n\n{origin}",
-        f"## Limitations\n\n{head.limits} {_length_limit(model.config)} {BIAS_WARNING}",
-    ]
-    return compose(header, sections)
-
-
-def _length_limit(config: Any) -> str:
-    if config.position_embedding_type == "relative":
-        return f"In each direction, distances beyond {config.max_position_embeddings} tokens have the same effect."
-    return f"The maximum input length is {config.max_position_embeddings} tokens."
-
-
-def _facts(model: PreTrainedModel, head: Head) -> str:
-    config: Any = model.config
-    facts = [
-        f"{type(model).__name__}: {config.num_hidden_layers} layers, hidden size {config.hidden_size}, "
-        f"{config.num_attention_heads} attention heads, {model.num_parameters():,} parameters",
-        f"a vocabulary of {config.vocab_size:,} tokens",
-    ]
-    if head.limits is CLASSIFIES:
-        labels = [code_span(str(config.id2label[index])) for index in sorted(config.id2label)]
-        more = f" and {len(labels) - LISTED_LABELS} more" if len(labels) > LISTED_LABELS else ""
-        facts.append(f"{len(labels)} labels: {', '.join(labels[:LISTED_LABELS])}{more}")
-    return "\n".join(f"- {fact}" for fact in facts)
+    header = inherit_header(
+        base,
+        library_name="transformers",
+        pipeline_tag=TASKS[head],
+        base_model=base.base_model if base_model in (None, name) else base_model,
+        tags=list(TAGS),
+        model_name=name,
+    )
+    return ModelCard.from_template(
+        header,
+        template_str=CARD,
+        own_card=OWN_CARD,
+        title=escape(name),
+        class_name=type(model).__name__,
+        config=config,
+        num_parameters=model.num_parameters(),
+        windows=get_windows(config),
+        labels=labels,
+        how_to_load=how_to_load(name, head),
+        origin=origin,
+        bias_warning=BIAS_WARNING,
+    )

@@ -33,7 +33,7 @@ LONG_FILES = (
     "export/test_export.py",
     "invariants/test_compilation.py",
     "invariants/test_training.py",
-    "demo/test_page.py",
+    "test_demo.py",
     "invariants/test_processes.py",
     "hub/test_hub.py",
     "integrations/test_search.py",

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,7 @@ from tables import write_csv
 
 import snugbert
 import snugbert_cli
-from snugbert.demo import answers
-from snugbert.demo.page import build_page
+from snugbert import demo
 from snugbert.families.reading import STOCK_NAMES
 from snugbert.families_snugbert import FAMILY_TYPES
 
@@ -175,20 +174,20 @@ def test_what_a_family_cannot_do(family, command, flags, message, data, tmp_path
 def test_the_demo_finds_replaced_words(tmp_path):
     folder = write_checkpoint(tmp_path, "electra", "ForPreTraining", initializer_range=0.3)
     text = "It was like a film, who said?"
-    checkpoint = answers.load_checkpoint(str(folder))
-    build_page("page", checkpoint).close()
+    demo.build_page(str(folder)).close()
+    model = snugbert.SnugBertForReplacedTokenDetection.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     stock = transformers.ElectraForPreTraining.from_pretrained(folder).eval()
-    encoding = checkpoint.tokenizer(text, return_tensors="pt")
+    encoding = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         logits = stock(**encoding).logits[0]
         middle = logits.sort().values[4:6].mean()
-        checkpoint.model.discriminator_predictions.dense_prediction.bias -= middle
+        model.discriminator_predictions.dense_prediction.bias -= middle
     replaced = {word for word, logit in zip(encoding.word_ids(), logits, strict=True) if logit > middle}
     expected = {encoding.word_to_chars(word) for word in replaced - {None}}
-    marked = answers.find_replaced(checkpoint, text)
-    ends = list(accumulate(len(span) for span, _ in marked))
-    found = {(end - len(span), end) for (span, label), end in zip(marked, ends, strict=True) if label == "replaced"}
-    assert found == expected and 0 < len(found) < 8 and "".join(span for span, _ in marked) == text
+    marked = demo.find_replaced(model, tokenizer, text)
+    found = {(each["start"], each["end"]) for each in marked["entities"]}
+    assert found == expected and 0 < len(found) < 8 and marked["text"] == text
 
 
 @pytest.mark.parametrize("family", ["roberta", "electra"])

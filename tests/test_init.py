@@ -110,7 +110,7 @@ def test_help_imports_no_model(tmp_path):
     process = run(environment_without(tmp_path, "peft"), HELP)
     assert process.returncode == 0, process.stderr
     modules = set(process.stdout.split())
-    assert {"snugbert.trainers.pretraining.pretraining_arguments", "snugbert.demo.serve"} <= modules
+    assert {"snugbert.trainers.pretraining.pretraining_arguments", "snugbert.demo"} <= modules
     models = {"snugbert.modeling_snugbert", "snugbert.configuration_snugbert", "transformers.modeling_utils"}
     libraries = {*HEAVY, "joblib", "pandas", "peft.utils"} - {"accelerate", "scipy", "sklearn"}  # transformers' own
     assert not modules & {*models, *libraries, "transformers.trainer"}

@@ -1,29 +1,99 @@
-"""Code for the model cards of all commands: the file, results for the Hub, tables, package versions."""
+"""What the model cards of all commands share: heads, templates, results for the Hub, tables, package versions."""
 
 import platform
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jinja2
 import torch
 import transformers
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 import snugbert
-from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD, compose, escape
+from snugbert.card_snugbert import BIAS_WARNING, OWN_CARD, TASKS, TRAINERS_CARD, escape, how_to_load
+
+TEMPLATES = Path(__file__).parent / "templates"
+ENVIRONMENT = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True)
 
 
-def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]) -> None:
-    """Writes `README.md` into the folder of a model, with the package versions as its last section.
+def render(template: str, **values: Any) -> str:
+    """Renders a template that is a part of a card or of `results.md`."""
+    return ENVIRONMENT.get_template(template).render(escape=escape, **values).strip()
+
+
+class Head(NamedTuple):
+    """A head, for the text of `templates/heads.md`.
+
+    Attributes:
+        name: of the class, without SnugBert.
+        is_regression: whether a classifier predicts a number instead of labels.
+        text_pairs: whether a classifier reads pairs of texts. None: unknown, so the card shows both.
+        thresholds: number of thresholds of a classifier. 1: two labels, and a threshold for the positive label. More:
+            a threshold for each label.
+        windows: maximum tokens of a window, and tokens that neighboring windows share, if a classifier reads long
+            texts. The card then shows how to average the logits, because a pipeline reads one window.
+    """
+
+    name: str
+    is_regression: bool = False
+    text_pairs: bool | None = None
+    thresholds: int = 0
+    windows: tuple[int, int] | None = None
+
+    @property
+    def task(self) -> str | None:
+        """The Hub's name of the task, if there is one."""
+        return "sentence-similarity" if self.name == "SentenceTransformer" else TASKS[self.name]
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the model predicts labels."""
+        return self.task in ("text-classification", "token-classification") and not self.is_regression
+
+    def describe(self, macro: str, *arguments: Any) -> str:
+        """Returns the text of a macro of `templates/heads.md`: "ability", "limits" or "use"."""
+        return getattr(ENVIRONMENT.get_template("heads.md").module, macro)(self, *arguments).strip()
+
+
+def show_use(name: str, head: Head, language: Any = None) -> str:
+    """Returns the section on how to load and use the model, with the package snugbert and without it.
+
+    `language` is the entry in the header of the card. If it is not English, dots replace the texts in the code.
+    """
+    languages = language if isinstance(language, list) else [language or "en"]
+    uses = [f"\n{head.describe('use', with_package)}" for with_package in (False, True)]
+    if languages and not any(re.split("[-_]", str(each).lower())[0] == "en" for each in languages):
+        uses = [_replace_texts(use) for use in uses]
+    return how_to_load(name, head.name, *uses)
+
+
+def _replace_texts(code: str) -> str:
+    code = code.replace("Paris is the {tokenizer.mask_token} of France.", "... {tokenizer.mask_token} ...")
+    code = re.sub(r'"[A-Z][^"]*[.?]"', '"..."', code)
+    comment = "# Replace the dots with text in the language of the model.\n"
+    return re.sub(r"^(?=.*\.\.\.)", comment, code, count=1, flags=re.MULTILINE)
+
+
+def save_model_card(output_dir: Path, template: str, header: ModelCardData, head: Head, **values: Any) -> None:
+    """Renders a template, and writes it as `README.md` into the folder of a model.
 
     Does not replace a card that the user wrote. Cards written by SnugBERT or Trainer start with a comment.
     """
     file = output_dir / "README.md"
     if file.exists() and not any(mark in file.read_text(encoding="utf-8") for mark in (OWN_CARD, TRAINERS_CARD)):
         return
-    packages = ", ".join(f"{package} {version}" for package, version in package_versions().items())
-    compose(header, [*sections, f"## Versions\n\n{packages}"]).save(file)
+    shared: dict[str, Any] = {
+        "own_card": OWN_CARD,
+        "bias_warning": BIAS_WARNING,
+        "versions": package_versions(),
+        "ability": head.describe("ability"),
+        "limits": head.describe("limits"),
+    }
+    card = ModelCard.from_template(header, str(TEMPLATES / template), escape=escape, table=table, **shared, **values)
+    card.text = re.sub(r"\n{3,}", "\n\n", card.text) + "\n"  # without the gaps of parts that are left out
+    card.save(file)
 
 
 def eval_result(value: float, *, dataset_name: str, dataset_id: str | None = None, **fields: Any) -> EvalResult:
@@ -50,10 +120,11 @@ def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Returns a Markdown table. Integers get thousands separators. Text is escaped."""
     names = tuple(header)
     lines = [names, ("---",) * len(names), *rows]
-    return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(format_cell(value) for value in line)} |" for line in lines)
 
 
-def _cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
+    """Formats a value of a table for Markdown."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):

@@ -6,20 +6,13 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_heads_snugbert import how_to_load
-from snugbert.card_snugbert import (
-    BIAS_WARNING,
-    TAGS,
-    code_span,
-    escape,
-    find_base_model,
-)
+from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model
 from snugbert.errors import format_count
-from snugbert.reports.cards import eval_result, save_model_card, table
+from snugbert.reports.cards import eval_result, save_model_card, show_use
 from snugbert.reports.label_tables import decision_section, label_table
 from snugbert.reports.plots import describe_plot, list_plots
-from snugbert.reports.results import RunResults, TaskFacts
-from snugbert.reports.score_tables import data_table, results_tables
+from snugbert.reports.results import RunResults, TaskFacts, format_scores
+from snugbert.reports.score_tables import data_table
 
 # Metric -> id in https://huggingface.co/metrics, display name.
 HUB_METRICS = {
@@ -61,7 +54,7 @@ def write_finetuning_card(
         if value is not None and value is not False and not key.endswith(("_file", "_dir", "_name", "_workers"))
     }
     eval_results = _eval_results(task, results, settings)
-    training_data = results["data"]["train"]
+    training_data, decisions = results["data"]["train"], results.get("decisions")
     scored = {name: sources for name, sources in results["data"].items() if results["metrics"].get(name)}
     header = ModelCardData(
         library_name="transformers",
@@ -74,51 +67,32 @@ def write_finetuning_card(
         model_name=name,
         eval_results=eval_results or None,
     )
-    trained_on = " and ".join(
+    trained_on = [
         f"{escape(source['name'])} ({format_count(source['num_examples'], 'example')}"
         f"{' without labels' if source['split'] == 'unlabeled' else ''})"
         for source in training_data
-    )
-    scored_on = " and ".join(dict.fromkeys(escape(source["name"]) for (source,) in scored.values()))
-    num_layers = results["settings"].get("num_student_layers")
-    some_layers = "" if num_layers is None else f"{format_count(num_layers, 'layer')} of "
-    sections = [
-        f"# {escape(name)}",
-        f"A BERT encoder that {task.head.ability}. It was fine-tuned on {trained_on} with SnugBERT, starting from "
-        f"{some_layers}{escape(base_name)}.",
     ]
-    if "teacher" in results["settings"]:
-        sections[-1] += f" It was distilled from {escape(results['settings']['teacher'])}."
-    if task.labels is not None:
-        sections.append(f"Labels: {', '.join(map(code_span, task.labels))}.")
-    sections.append(how_to_load(name, task.head))
-    sections.append(f"## Data\n\n{data_table({'train': training_data} | scored, results['metrics'])}")
-    sections += results.get("copies", [])
-    if scored:
-        sections += _list_score_sections(results)
-    if sweep_tables is not None:
-        sections.append(f"## All runs\n\n{sweep_tables}")
-    sections += [f"![{describe_plot(plot)}]({plot.name})" for plot in list_plots(output_dir)]
-    rows = [(key.replace("_", " "), value) for key, value in settings.items()]
-    sections += [
-        f"## Training\n\n{table(('setting', 'value'), rows)}",
-        f"## Limitations\n\n{task.head.limits} "
-        + (f"All scores were measured on {scored_on}. They may be lower on other text. " if scored else "")
-        + BIAS_WARNING,
-    ]
-    save_model_card(output_dir, header, sections)
-
-
-def _list_score_sections(results: RunResults) -> list[str]:
-    tables = results_tables(
-        results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
+    save_model_card(
+        output_dir,
+        "finetuned.md",
+        header,
+        task.head,
+        name=name,
+        base_name=base_name,
+        settings=results["settings"],
+        trained_on=" and ".join(trained_on),
+        scored_on=" and ".join(dict.fromkeys(escape(source["name"]) for (source,) in scored.values())),
+        labels=None if task.labels is None else [code_span(label) for label in task.labels],
+        how_to_load=show_use(name, task.head),
+        data=data_table({"train": training_data} | scored, results["metrics"]),
+        copies=results.get("copies", []),
+        results=format_scores(results) if scored else "",
+        label_scores=label_table(results.get("labels", {})) if scored else "",
+        decisions=decision_section(decisions, results["metrics"]) if scored and decisions else "",
+        sweep_tables=sweep_tables,
+        plots=[{"caption": describe_plot(plot), "file": plot.name} for plot in list_plots(output_dir)],
+        rows=[(key.replace("_", " "), value) for key, value in settings.items()],
     )
-    sections = [f"## Results\n\n{tables}"]
-    if labels := label_table(results.get("labels", {})):
-        sections.append(f"## Scores by label\n\n{labels}")
-    if (decisions := results.get("decisions")) is not None:
-        sections.append(f"## Thresholds and calibration\n\n{decision_section(decisions, results['metrics'])}")
-    return sections
 
 
 def _eval_results(task: TaskFacts, results: RunResults, settings: dict[str, Any]) -> list[EvalResult]:

@@ -5,7 +5,6 @@ matplotlib is imported inside the functions, because importing it takes a second
 
 import math
 import warnings
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -22,12 +21,6 @@ LINES = {"training": "-", "validation": "--"}  # so that the curves differ witho
 GREY = "#666666"
 TITLE: dict[str, Any] = {"fontsize": 13, "fontweight": "bold", "loc": "left"}
 FEW_POINTS = 20
-MANY_POINTS = 400  # a curve with more points is drawn pale, with the means of `MEANS` sections on top
-MEANS = 200
-
-BLUE, ORANGE = COLORS["training"], COLORS["validation"]
-INK = "#222222"
-SMALLEST_RANGE = 1.0  # percentage points; equal scores would get an axis of a tenth of that
 FEW_LABELS = 30  # up to this many labels, the cells of a confusion matrix have room for text
 LONGEST_LABEL = 32  # characters
 SMALLEST_TYPE = 4.5  # points
@@ -65,20 +58,12 @@ def draw_curves(panel: "Axes", training: Curve, validation: Curve, number_format
         if not y:
             continue
         label = f"{name}, last {y[-1]:{number_format}}"
-        if len(y) > MANY_POINTS:
-            panel.plot(x, y, color=COLORS[name], linewidth=0.6, alpha=0.35)
-            x, y = _means(x), _means(y)
-        panel.plot(x, y, LINES[name], color=COLORS[name], linewidth=1.7, marker=marker((x, y)), label=label)
+        panel.plot(x, y, LINES[name], color=COLORS[name], linewidth=1.2, marker=marker((x, y)), label=label)
 
 
 def marker(curve: Curve) -> str | None:
     """Returns the marker of a curve: dots if there are few points. A line of one point would be invisible."""
     return "o" if len(curve[0]) <= FEW_POINTS else None
-
-
-def _means(values: list[float]) -> list[float]:
-    edges = [round(part * len(values) / MEANS) for part in range(MEANS + 1)]
-    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
 
 
 def tidy(panel: "Axes", grid: Literal["both", "x", "y"] = "both") -> None:
@@ -118,27 +103,24 @@ def remove_plots(output_dir: Path) -> None:
 def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
     """Draws a confusion matrix: the fraction of the examples of each true label that got each predicted label.
 
-    A row is a true label with its number of examples, a column is a predicted label. Up to `FEW_LABELS` labels, cells
-    show their fraction.
-
-    Args:
-        references: ids of the true labels. *Shape:* (N,)
-        predictions: ids of the predicted labels. *Shape:* (N,)
-        labels: names, in the order of the ids.
-        file: the plot, a PNG. It is not written if there are no examples.
+    A row is a true label with its number of examples, a column is a predicted label. References and predictions are
+    ids of `labels`. Nothing is drawn if there are no examples.
     """
-    from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
+    from sklearn.metrics import ConfusionMatrixDisplay
 
     if not len(references):
         return
-    counts = confusion_matrix(references, predictions, labels=range(len(labels)))
-    totals = counts.sum(axis=1)
+    totals = np.bincount(references, minlength=len(labels))
     names = [_shorten(label) for label in labels]
     size = float(np.clip(0.5 * len(labels), 4, 20))  # inches
     type_size = float(np.clip(0.6 * 72 * size / len(labels), SMALLEST_TYPE, 10))
     figure = new_figure(size + 3, size + 2)
     panel = figure.subplots()
-    ConfusionMatrixDisplay(counts / totals.clip(1)[:, None]).plot(
+    ConfusionMatrixDisplay.from_predictions(
+        references,
+        predictions,
+        labels=range(len(labels)),
+        normalize="true",
         ax=panel,
         cmap="Blues",
         im_kw={"vmin": 0, "vmax": 1},
@@ -151,7 +133,7 @@ def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, label
     panel.set_yticks(shown, [f"{names[i]} ({totals[i]:,})" for i in shown], fontsize=type_size)
     panel.set_xlabel("predicted label")
     panel.set_ylabel("true label (count)")
-    correct, total = int(counts.trace()), int(totals.sum())
+    correct, total = int((references == predictions).sum()), len(references)
     panel.set_title(f"Confusion matrix\n{correct:,} of {total:,} correct ({correct / total:.1%})", **TITLE)
     save_figure(figure, file)
 
@@ -162,31 +144,21 @@ def _shorten(label: str) -> str:
 
 
 def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], file: Path) -> None:
-    """Draws the share of correct labels over the probability, and the number of labels.
+    """Draws the share of correct labels over the probability.
 
     `curves`: "before" and "after" -> mean probability, share correct and number of each bin that is not empty.
     """
-    from matplotlib.ticker import PercentFormatter
+    from sklearn.calibration import CalibrationDisplay
 
-    figure = new_figure(5.6, 6.2)
-    panel, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    panel.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="perfectly calibrated")
-    for (name, (means, shares, numbers)), color, line, width in zip(
-        curves.items(), (ORANGE, BLUE), ("--", "-"), (0.022, 0.014), strict=True
-    ):
+    figure = new_figure(5.6, 5.6)
+    panel = figure.subplots()
+    for name, (means, shares, numbers) in curves.items():
         error = (numbers * abs(means - shares)).sum() / numbers.sum()
         label = f"{name}, expected calibration error {error:.1%}"
-        panel.plot(means, shares, line, color=color, marker="o", markersize=5, linewidth=1.7, label=label)
-        counts.bar(means, numbers, width=width, color=color, alpha=0.7)
-    panel.set_ylabel("share correct")
-    panel.yaxis.set_major_formatter(PercentFormatter(1))
-    counts.set_ylabel("number")
-    counts.set_xlabel("probability")
-    counts.xaxis.set_major_formatter(PercentFormatter(1))
+        CalibrationDisplay(shares, means, None).plot(ax=panel, name=label)
+    panel.set(xlabel="probability", ylabel="share correct")
     panel.set_title("Reliability before and after calibration", **TITLE)
-    figure.legend(loc="outside lower center", frameon=False)
-    for each in (panel, counts):
-        tidy(each)
+    tidy(panel)
     save_figure(figure, file)
 
 
@@ -228,16 +200,12 @@ def draw_learning_curve(
         draw_curves(panel, training, validation, number)
         if name in final:
             label = f"validation, final model {final[name]:{number}}"
-            diamond: dict[str, Any] = {"marker": "D", "markersize": 7, "color": INK, "clip_on": False, "zorder": 3}
-            panel.plot([final["step"]], [final[name]], linestyle="", label=label, **diamond)
+            panel.plot([final["step"]], [final[name]], "kD", clip_on=False, zorder=3, label=label)
         if name == metric and baseline is not None and math.isfinite(baseline):
             height = factors[metric] * baseline
             panel.axhline(height, color=GREY, linestyle=":", label=f"baseline {height:{number}}")
         if name == metric and not validation[1]:  # a single score; a narrow scale would exaggerate differences
             panel.set_ylim(bottom=min(0, *panel.get_ylim()))
-        if name == metric and percent:
-            low, high = panel.get_ylim()
-            panel.set_ylim(top=max(high, low + SMALLEST_RANGE))
         title = name.replace("_", " ").replace("f1", "F1")
         panel.set_title("Loss" if name == "loss" else f"Validation {title}", **TITLE)
         panel.set_ylabel(f"{title} (percent)" if name == metric and percent else title)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_heads_snugbert import HEADS, how_to_load
-from snugbert.card_snugbert import BIAS_WARNING, TAGS, escape, find_base_model
-from snugbert.reports.cards import eval_result, save_model_card, table
+from snugbert.card_snugbert import TAGS, find_base_model
+from snugbert.reports.cards import Head, eval_result, save_model_card, show_use, table
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 
 # Metrics in the table of results.
@@ -51,40 +50,35 @@ def write_pretraining_card(
 
     The card shows the plot if the folder has one, see [`draw_training`].
     """
-    head, is_electra = HEADS[head_name], head_name == "ForReplacedTokenDetection"
+    head = Head(head_name)
     base_id, start = find_base_model(base_model)
-    results = metric_eval_results(metrics or {}, validation_name)
+    hub_results = metric_eval_results(metrics or {}, validation_name)
     header = ModelCardData(
         language=language,
         library_name="transformers",
         pipeline_tag=head.task,
-        tags=[*TAGS, "electra" if is_electra else "masked-lm", "pretraining"],
+        tags=[*TAGS, "masked-lm" if head.task == "fill-mask" else "electra", "pretraining"],
         base_model=base_id,
         datasets=None if dataset_name is None else [dataset_name],
-        metrics=sorted({result.metric_type for result in results}) or None,
+        metrics=sorted({result.metric_type for result in hub_results}) or None,
         model_name=name,
-        eval_results=results or None,
+        eval_results=hub_results or None,
     )
-    load_generator = f'AutoModelForMaskedLM.from_pretrained({json.dumps(name)}, subfolder="{generator_folder}")'
-    generator = f"This loads the generator, which predicts masked tokens: `{load_generator}`."
-    sections = [
-        f"# {escape(name)}",
-        f"A BERT encoder that {head.ability}. It was pretrained with SnugBERT"
-        f"{f', starting from {escape(start)}' if start_is_known else ''}.",
-        how_to_load(name, head, language),
-        *([generator] if generator_folder else []),
-        *([f"## Text\n\n{table(('text', 'source'), data.items())}"] if data else []),
-        f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
-    ]
-    if metrics:
-        sections.append(f"## Results\n\n{format_results(metrics, baselines or {})}")
-    if (output_dir / TRAINING_PLOT).exists():
-        sections.append(f"![Losses and accuracies over the tokens seen]({TRAINING_PLOT})")
-    limits = [head.limits, BIAS_WARNING]
-    if base_model is None and start_is_known:
-        limits.insert(1, "The model was trained only on the text above.")
-    sections.append(f"## Limitations\n\n{' '.join(limits)}")
-    save_model_card(output_dir, header, sections)
+    save_model_card(
+        output_dir,
+        "pretrained.md",
+        header,
+        head,
+        name=name,
+        quoted_name=json.dumps(name),
+        start=start if start_is_known else "",
+        how_to_load=show_use(name, head, language),
+        generator_folder=generator_folder,
+        data=data,
+        settings=settings,
+        results=format_results(metrics, baselines or {}) if metrics else "",
+        plot=TRAINING_PLOT if (output_dir / TRAINING_PLOT).exists() else "",
+    )
 
 
 def metric_eval_results(metrics: Mapping[str, float], validation_name: str) -> list[EvalResult]:

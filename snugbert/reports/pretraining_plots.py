@@ -46,14 +46,13 @@ def draw_log(output_dir: Path, baselines: Mapping[str, float] | None = None) -> 
 
 def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
     """Draws losses, accuracies, the learning rate, the gradient norm and the speed over the tokens seen."""
-    from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+    from matplotlib.ticker import EngFormatter, PercentFormatter, StrMethodFormatter
 
     lines = _read_metrics(metrics_file)
     tasks = [task for task in TASK_TITLES if any(f"{task}_loss" in name for line in lines for name in line)]
     if not tasks:
         image_file.unlink(missing_ok=True)
         return
-    unit, unit_name = _choose_unit(max(line["tokens"] for line in lines))
     conditions = [name for name in CONDITIONS if any(name in line for line in lines)]
     figure = new_figure(6 * len(tasks) + 0.5, 7 + 1.2 * len(conditions))
     rows: list[Any] = [[f"{task}_{measure}" for task in tasks] for measure in MEASURES]
@@ -63,7 +62,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
         for measure, label in MEASURES.items():
             name = f"{task}_{measure}"
             panel, form, baseline = panels[name], FORMATS[measure], (baselines or {}).get(name)
-            draw_curves(panel, _curve(lines, name, unit), _curve(lines, f"eval_{name}", unit), form)
+            draw_curves(panel, _curve(lines, name), _curve(lines, f"eval_{name}"), form)
             if baseline is not None:
                 panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:{form}}")
             panel.legend(frameon=False)
@@ -73,7 +72,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
         panels[f"{task}_loss"].set_title(TASK_TITLES[task], **TITLE)
         panels[f"{task}_accuracy"].tick_params(labelbottom=True)  # narrower than the panels below
     for name in conditions:
-        curve = _curve(lines, name, unit)
+        curve = _curve(lines, name)
         panels[name].plot(*curve, color=GREY, linewidth=1.2, marker=marker(curve))
         panels[name].set_ylim(bottom=0)
         panels[name].set_ylabel(CONDITIONS[name])
@@ -81,7 +80,8 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
             panels[name].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         else:
             panels[name].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    panels[conditions[-1]].set_xlabel(f"tokens seen{unit_name}")
+    panels[conditions[-1]].set_xlabel("tokens seen")
+    panels[conditions[-1]].xaxis.set_major_formatter(EngFormatter())
     panels[conditions[-1]].set_xlim(left=0)
     for panel in panels.values():
         tidy(panel)
@@ -106,13 +106,6 @@ def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: line["tokens"])
 
 
-def _choose_unit(maximum: float) -> tuple[float, str]:
-    for unit, name in ((1e9, " (billions)"), (1e6, " (millions)"), (1e3, " (thousands)")):
-        if maximum >= unit:
-            return unit, name
-    return 1, ""
-
-
-def _curve(lines: list[dict[str, Any]], name: str, unit: float) -> Curve:
-    points = [(line["tokens"] / unit, line[name]) for line in lines if name in line]
+def _curve(lines: list[dict[str, Any]], name: str) -> Curve:
+    points = [(line["tokens"], line[name]) for line in lines if name in line]
     return [x for x, _ in points], [y for _, y in points]

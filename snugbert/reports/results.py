@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from snugbert.card_heads_snugbert import Head
 from snugbert.card_snugbert import escape
 from snugbert.errors import InputError, format_count
 from snugbert.files import read_json, write_atomically
 from snugbert.progress import format_duration
+from snugbert.reports.cards import Head
 from snugbert.reports.intervals import METHOD, Interval
 from snugbert.reports.label_tables import (
     DecisionFacts,
@@ -104,17 +104,24 @@ def read_results(file: Path) -> Any:
     return results
 
 
+def format_scores(results: RunResults) -> str:
+    """Returns Markdown tables of the metrics of a run."""
+    return results_tables(results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals"))
+
+
 def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
     """Returns the Markdown of `results.md`. Arguments: as in [`write_results`]."""
-    data = data_table(results["data"], results["metrics"])
-    scores = results_tables(
-        results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
-    )
-    shortfalls = escape(" ".join(results.get("shortfalls", [])))
-    labels = label_table(results.get("labels", {}))
     decisions = decision_section(results["decisions"], results["metrics"]) if "decisions" in results else ""
-    parts = [f"# {escape(results['task'])}", data, *results.get("copies", [])]
-    parts += [scores, labels, decisions, shortfalls, sweep_tables or ""]
+    parts = [
+        f"# {escape(results['task'])}",
+        data_table(results["data"], results["metrics"]),
+        *results.get("copies", []),
+        format_scores(results),
+        label_table(results.get("labels", {})),
+        decisions,
+        escape(" ".join(results.get("shortfalls", []))),
+        sweep_tables or "",
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

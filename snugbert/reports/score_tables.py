@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from snugbert.card_snugbert import escape
-from snugbert.reports.cards import table
+from snugbert.reports.cards import format_cell, render, table
 from snugbert.reports.intervals import METHOD, METHOD_FOR_MEANS, Interval, combine_intervals
 
 T = TypeVar("T")
@@ -72,15 +71,18 @@ def format_interval(metric: str, interval: Sequence[float | None] | None, perfec
 
 
 def format_with_interval(
-    metric: str, value: float | None, interval: Sequence[float | None] | None, perfect_score: int
+    metric: str,
+    value: float | None,
+    interval: Sequence[float | None] | None,
+    perfect_score: int,
+    deviation: float | None = None,
 ) -> str:
-    """Formats a metric with its interval, if there is one: "86.24 (83.9 to 88.5)". See [`format_interval`]."""
-    return _append_interval(format_metric(metric, value, perfect_score), metric, interval, perfect_score)
-
-
-def _append_interval(text: str, metric: str, interval: Sequence[float | None] | None, perfect_score: int) -> str:
+    """Formats a metric, the standard deviation of a mean, and an interval, if any: "86.2 ± 0.4 (85.7 to 86.7)"."""
+    text, spread = (format_metric(metric, each, perfect_score) for each in (value, deviation))
+    if text == UNDEFINED:
+        return text
     ends = format_interval(metric, interval, perfect_score)
-    return f"{text} ({ends})" if ends and text != UNDEFINED else text
+    return text + (f" ± {spread}" if spread != UNDEFINED else "") + (f" ({ends})" if ends else "")
 
 
 def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping[str, Mapping[str, Any]]) -> str:
@@ -138,45 +140,37 @@ def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dic
 
 def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], perfect_score: int) -> str:
     """Returns Markdown tables of a sweep: settings, and all metrics of the best setting. For entity types, only F1."""
-    columns = (*setting_columns, "seeds")
+    columns, by, best = (*setting_columns, "seeds"), summary["chosen_by"], summary["best_setting"]
     settings = [
-        (*(row[name] for name in columns), format_mean(summary["chosen_by"], row, perfect_score))
-        for row in summary["settings"]
+        (*(row[name] for name in columns), _format_mean(by, row, perfect_score)) for row in summary["settings"]
     ]
     for row in summary.get("stopped", []):
-        last = format_metric(summary["chosen_by"], row["scores"][-1], perfect_score)
+        last = format_metric(by, row["scores"][-1], perfect_score)
         settings.append((*(row[name] for name in setting_columns), 1, f"stopped early at {last}"))
     rows = []
     for set_name, metrics in summary["metrics"].items():
         overall, by_type = split_by_type(metrics)
         values = {**overall, **{f"{kind}_f1": of_type["f1"] for kind, of_type in by_type.items()}}
         rows += [
-            (set_title(set_name), name.replace("_", " "), format_mean(name, value, perfect_score))
+            (set_title(set_name), name.replace("_", " "), _format_mean(name, value, perfect_score))
             for name, value in values.items()
             if not name.endswith("total")
         ]
-    best = {name: summary["best_setting"][name] for name in setting_columns}
-    setting = ", ".join(
-        f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else escape(str(value))}"
-        for name, value in best.items()
-    )
-    failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
     title = "mean ± standard deviation"
-    note = f" In parentheses: {METHOD_FOR_MEANS}" if any(row.get("interval") for row in summary["settings"]) else ""
-    optimistic = " Its validation score is optimistic, because that score selected it." if len(settings) > 1 else ""
-    return (
-        f"Settings and runs are compared by {summary['chosen_by']}.{note}\n\n"
-        f"{table((*(name.replace('_', ' ') for name in columns), title), settings)}{failures}\n\n"
-        f"Best setting: {setting}.{optimistic} Its metrics over all seeds:\n\n"
-        f"{table(('set', 'metric', title), rows)}"
+    return render(
+        "sweep.md",
+        chosen_by=by,
+        intervals=METHOD_FOR_MEANS if any(row.get("interval") for row in summary["settings"]) else "",
+        settings=table((*(name.replace("_", " ") for name in columns), title), settings),
+        failures=summary["failures"],
+        best=", ".join(f"{name.replace('_', ' ')} {format_cell(best[name])}" for name in setting_columns),
+        several=len(settings) > 1,
+        metrics=table(("set", "metric", title), rows),
     )
 
 
-def format_mean(metric: str, row: Mapping[str, Any], perfect_score: int) -> str:
-    """Formats a mean over seeds, its standard deviation and its interval: "86.2 ± 0.4 (85.7 to 86.7)"."""
-    value, deviation = (format_metric(metric, row[name], perfect_score) for name in ("mean", "std"))
-    text = value if UNDEFINED in (value, deviation) else f"{value} ± {deviation}"
-    return _append_interval(text, metric, row.get("interval"), perfect_score)
+def _format_mean(metric: str, row: Mapping[str, Any], perfect_score: int) -> str:
+    return format_with_interval(metric, row["mean"], row.get("interval"), perfect_score, row["std"])
 
 
 def suite_table(
@@ -195,30 +189,24 @@ def suite_table(
         intervals: task -> evaluation set -> metric -> low and high, for a second row. The interval of the average
             combines them, see [`combine_intervals`].
     """
-    scores: dict[str, float] = {}
-    ends: dict[str, Interval] = {}
-    for column, (task_name, set_name, metric) in SUITE.items():
-        if (value := metrics.get(task_name, {}).get(set_name, {}).get(metric)) is not None:
-            scores[column] = 100 * value
-            if (interval := (intervals or {}).get(task_name, {}).get(set_name, {}).get(metric)) is not None:
-                ends[column] = (100 * interval[0], 100 * interval[1])
+    scores, ends = _select_suite(metrics), _select_suite(intervals or {})
     counting = [column for column in SUITE if column != "WNLI"]
     averaged = [column for column in counting if column in scores]
-    missing = [column for column in counting if column not in scores]
-    cells = {column: f"{scores[column]:.1f}" if column in scores else "-" for column in counting}
-    values = [scores[column] for column in averaged]
-    cells["average"] = f"{np.mean(values):.1f}" if values else "-"
-    if "WNLI" in scores:
-        cells["WNLI"] = f"{scores['WNLI']:.1f}"
-    if averaged and ends.keys() >= set(averaged):
-        ends["average"] = combine_intervals(values, [ends[column] for column in averaged])
-    rows, note = [cells], f" Second row: {method}" if ends else ""
+    if averaged:
+        values = [scores[column] for column in averaged]
+        if ends.keys() >= set(averaged):
+            ends["average"] = combine_intervals(values, [ends[column] for column in averaged])
+        scores["average"] = np.mean(values)
+    columns = [*counting, "average", *(["WNLI"] if "WNLI" in scores else [])]
+    rows = [[f"{100 * scores[column]:.1f}" if column in scores else UNDEFINED for column in columns]]
     if ends:
-        rows.append({column: "{:.1f} to {:.1f}".format(*ends[column]) if column in ends else "" for column in cells})
-    without = f" Missing here: {', '.join(missing)}." if missing else ""
-    return (
-        f"{table(cells, [row.values() for row in rows])}\n\n"
-        "Percent, on the validation examples: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews "
-        "correlation for CoLA, accuracy for the other tasks. The average follows Devlin et al. (2018), table 1: "
-        f"MNLI counts twice, WNLI does not count.{without}{note}"
-    )
+        percent = {column: [f"{100 * end:.1f}" for end in interval] for column, interval in ends.items()}
+        rows.append([" to ".join(percent.get(column, [])) for column in columns])
+    missing = [column for column in counting if column not in scores]
+    return render("suite.md", scores=table(columns, rows), missing=missing, method=method if ends else "")
+
+
+def _select_suite(values: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Returns column of `SUITE` -> value. `values`: task -> evaluation set -> metric -> value."""
+    found = {column: values.get(task, {}).get(name, {}).get(metric) for column, (task, name, metric) in SUITE.items()}
+    return {column: value for column, value in found.items() if value is not None}

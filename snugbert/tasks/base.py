@@ -20,7 +20,6 @@ import numpy as np
 from datasets import Dataset
 from transformers import DataCollator, DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.card_heads_snugbert import HEADS, Head
 from snugbert.data.sources import (
     SPLITS,
     DataArguments,
@@ -30,6 +29,7 @@ from snugbert.data.sources import (
     load_dataset_splits,
 )
 from snugbert.errors import InputError
+from snugbert.reports.cards import Head
 from snugbert.reports.label_tables import LabelScores
 from snugbert.tasks.outputs import Logits, Output
 
@@ -158,7 +158,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     @property
     def card_head(self) -> Head:
         """The text about the head in model cards. Needs labels."""
-        return HEADS[self.head]
+        return Head(self.head)
 
     # --- data ---------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from datasets import Dataset, List, Value
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.card_heads_snugbert import Head, classifier
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.glue import GLUE_ON_THE_HUB, find_task_files
 from snugbert.data.packed_batches import NUM_WINDOWS
@@ -27,6 +26,7 @@ from snugbert.data.tables import read_text
 from snugbert.errors import InputError, format_count
 from snugbert.families.loading import is_regression
 from snugbert.files import dump_json
+from snugbert.reports.cards import Head
 from snugbert.reports.intervals import bootstrap
 from snugbert.reports.label_tables import AVERAGES, LABEL_METRICS, LabelScores
 from snugbert.reports.plots import draw_confusion_matrix, plot_file
@@ -146,7 +146,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     @property
     def card_head(self) -> Head:
         """The text about classifiers, or about models that predict numbers."""
-        return classifier(self.labels is None, self.text_pairs, len(self.thresholds), self.windows)
+        return Head(self.head, self.labels is None, self.text_pairs, len(self.thresholds), self.windows)
 
     # --- data ---------------------------------------------------------------------------------------------------
 

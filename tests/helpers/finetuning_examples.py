@@ -11,10 +11,10 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 
 import snugbert
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
-from snugbert.card_heads_snugbert import HEADS as CARD_HEADS
-from snugbert.card_heads_snugbert import classifier
+from snugbert.card_snugbert import TASKS
 from snugbert.data.sources import DataArguments, DataSource
 from snugbert.families.students import hash_model
+from snugbert.reports.cards import Head
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import TaskFacts
 from snugbert.tasks.base import Baseline, Features, Task
@@ -209,7 +209,6 @@ def write_card(
     folder, *, task, pipeline_tag, labels, base_model, name, text_pairs=False, sweep_tables=None, **results
 ) -> None:
     """Writes a card without a run. `results` are keys of results.json."""
-    (head,) = {head for head in CARD_HEADS.values() if head.task == pipeline_tag}
-    if pipeline_tag == "text-classification":
-        head = classifier(is_regression=labels is None, text_pairs=text_pairs)
+    (name_of_head,) = [head for head, task in TASKS.items() if task == pipeline_tag]
+    head = Head(name_of_head, labels is None and pipeline_tag == "text-classification", text_pairs)
     write_finetuning_card(folder, TaskFacts(task, head, labels, ()), results, base_model, name, sweep_tables)

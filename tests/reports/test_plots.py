@@ -8,13 +8,9 @@ import pytest
 from sklearn.metrics import confusion_matrix
 
 from snugbert.reports.plots import (
-    MANY_POINTS,
-    MEANS,
     draw_confusion_matrix,
-    draw_curves,
     draw_learning_curve,
     draw_reliability,
-    new_figure,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread", "pictures")
@@ -76,9 +72,6 @@ def test_learning_curve(tmp_path, figures):
     # Without evaluation during training, the only score is of the final model. Its scale starts at 0.
     _, f1 = draw(training[:1] + end, "f1", 100, {"step": 30, "f1": 88.125}, math.nan)
     assert words(f1.get_legend().get_texts()) == ["validation, final model 88.12"] and f1.get_ylim()[0] == 0
-    # All scores are 0.
-    _, f1 = draw(training + end, "f1", 100, {"step": 30, "f1": 0.0}, 0.0)
-    assert f1.get_ylim()[1] - f1.get_ylim()[0] == pytest.approx(1)
     # An error is not a score. Without validation examples, or with an undefined score, there is only the loss.
     _, error = draw(training + end, "mse", 1, {"step": 30, "mse": 2.5}, 3.0)
     assert words(error.get_legend().get_texts()) == ["validation, final model 2.5000", "baseline 3.0000"]
@@ -91,7 +84,7 @@ def test_reliability(tmp_path, figures):
     after = np.array([0.25, 0.75]), np.array([0.25, 0.75]), np.array([10, 30])
     draw_reliability({"before": before, "after": after}, tmp_path / "plot.png")
     errors = [f"{name}, expected calibration error {error}" for name, error in (("before", "6.2%"), ("after", "0.0%"))]
-    assert words(figures[0].legends[0].get_texts()) == ["perfectly calibrated", *errors]
+    assert words(figures[0].axes[0].get_legend().get_texts()) == ["Perfectly calibrated", *errors]
 
 
 def test_no_plot_without_data(tmp_path):
@@ -99,14 +92,3 @@ def test_no_plot_without_data(tmp_path):
     draw_confusion_matrix(none, none, ["a", "b"], file)
     draw_learning_curve([{"train_runtime": 3.0, "step": 1, "epoch": 1.0}], "accuracy", 1, {}, None, file)
     assert not file.exists()
-
-
-def test_a_curve_of_many_points_has_a_curve_of_means():
-    panel = new_figure(4, 3).subplots()
-    x = [float(step) for step in range(MANY_POINTS + 1)]
-    y = [step**0.5 for step in x]
-    draw_curves(panel, (x, y), ([1.0, 2.0], [3.0, 4.0]), ".2f")
-    points, means, validation = panel.lines
-    assert list(points.get_ydata()) == y and list(validation.get_ydata()) == [3.0, 4.0]
-    assert len(means.get_ydata()) == MEANS and np.mean(means.get_xdata()) == pytest.approx(np.mean(x), abs=1)
-    assert [line.get_label() for line in (means, validation)] == ["training, last 20.00", "validation, last 4.00"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snugbert.card_heads_snugbert import HEADS
+from snugbert.reports.cards import Head
 from snugbert.reports.results import TaskFacts, format_summary, write_results
 
 
@@ -31,7 +31,7 @@ def test_results_files(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["results.json", "results.md"]
 
 
-FACTS = TaskFacts("counting", HEADS["ForSequenceClassification"], None, ("accuracy",), ("predictions.txt",))
+FACTS = TaskFacts("counting", Head("ForSequenceClassification"), None, ("accuracy",), ("predictions.txt",))
 RESULTS = {
     "perfect_score": 1,
     "baselines": {"eval": {"answer": "always 'few'", "accuracy": 0.25}},

@@ -1,1 +1,0 @@
-"""`snugbert demo`: a web page to try a checkpoint. Only `page.py` needs Gradio."""
