@@ -9,7 +9,7 @@ import ast
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -49,17 +49,12 @@ ID_NAME = re.compile(r"(.*[\W_])?(?i:id|idx|index|uuid|guid)|.*[a-z]I[Dd]")
 LONGEST_CATEGORY = 40  # characters
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-# Elements of a label vector, as JSON, Python and NumPy write them.
-BITS = {
-    **dict.fromkeys(("0", "0.0", "0.", "False", "false"), 0),
-    **dict.fromkeys(("1", "1.0", "1.", "True", "true"), 1),
-}
-# A list in a cell, as Python writes lists.
-ELEMENT = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{NUMBER.pattern}|True|False"""
-LIST = re.compile(rf"\[\s*(?:{ELEMENT})(?:\s*,\s*(?:{ELEMENT}))*\s*\]")
-# Other Python values: calls such as array(['joy']), tuples, sets and dictionaries. "(other)" and "{x}" are names.
-OTHER_VALUE = re.compile(
-    rf"""[\w.]+\(\s*[\[({{].*\)|set\(\)|\{{\s*['"].*\}}|[({{]\s*(?:{ELEMENT})\s*[,:].*[)}}]""", re.DOTALL
+BITS = {"0": 0, "0.0": 0, "False": 0, "false": 0, "1": 1, "1.0": 1, "True": 1, "true": 1}  # elements of a vector
+# Tuples, sets, dictionaries and calls, such as array(['joy']). "(other)" and "{x}" are names.
+OTHER_VALUE = re.compile(r"""[\w.]*[\[({].*[,'"].*[\])}]""", re.DOTALL)
+NEIGHBORS = re.compile(r"""['"]\s+['"]""")  # in NumPy's arrays of text. Python would join the texts
+FORMS = (
+    'a name, a list of different names, such as ["joy", "love"], or a vector of 0 and 1 that is as long as all others'
 )
 
 Row = tuple[int, Mapping[str, object]]  # number and values
@@ -175,7 +170,7 @@ def find_text_columns(
             columns[name] = texts
     if not columns:
         raise InputError(
-            f"{source}: no text column besides the label {label_column!r}. {_describe_found(first_rows[0])} "
+            f"{source}: no text column besides the label {label_column!r}. {list_columns(first_rows[0])} "
             "Set --text_column_names and --label_column_name."
         )
     varied = [name for name, texts in columns.items() if _are_varied(texts)]
@@ -188,13 +183,6 @@ def find_text_columns(
 def _are_varied(texts: list[str]) -> bool:
     """Whether texts are not a few short values that are repeated, such as categories."""
     return 2 * len(set(texts)) > len(texts) or max(map(len, texts)) > LONGEST_CATEGORY
-
-
-def _describe_found(names: Collection[str]) -> str:
-    columns = list_columns(names)
-    if len(names) == 1 and re.search(r"[,;|\t]", "".join(names)):
-        columns += " Separate columns by tabs in .tsv files, and by commas, semicolons or tabs in .csv files."
-    return columns
 
 
 def _find_texts(cells: Iterable[object], is_code: Callable[[str], bool]) -> list[str]:
@@ -315,16 +303,11 @@ def _read_renamed_rows(data: Path | Dataset, args: "GlueDataArguments") -> Itera
 
 def _check_columns(values: Mapping[str, object], split: TextSplit, label_column: str | None, is_glue: bool) -> None:
     """Checks the columns of the first row. `label_column` is None if labels are not required."""
-    columns = _describe_found(values)
-    if label_column is not None and label_column not in values and not is_glue:
-        # The message does not list the text columns. If the user gave none, one of them may be the label.
-        raise InputError(f"{split.source}: no column {label_column!r}. {columns} Set --label_column_name.")
     expected = [*split.text_columns, *([] if label_column is None else [label_column])]
     missing = [name for name in expected if name not in values]
     if missing:
-        advice = "Set --text_column_names and --label_column_name."
-        advice = f"Expected: {', '.join(expected)}." if is_glue else advice
-        raise InputError(f"{split.source}: no {describe_columns(missing)}. {columns} {advice}")
+        advice = f"Expected: {', '.join(expected)}." if is_glue else "Set --text_column_names and --label_column_name."
+        raise InputError(f"{split.source}: no {describe_columns(missing)}. {list_columns(values)} {advice}")
 
 
 def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
@@ -346,49 +329,45 @@ def _read_label(
 
     `class_names` maps ids, written as text, to labels. GLUE's labels are ids or names.
     """
-    is_glue = args.task is not None
-    if isinstance(value, str) and not is_glue:
-        text = clean_label(value)
-        values = _read_list(text, where)
-        if values is None and args.label_separator is not None:
-            values = [part for part in text.split(args.label_separator) if clean_label(part)]
-        value = text if values is None else values
-    if isinstance(value, list):
-        if is_glue:
-            raise InputError(f"{where}: the label is a list. Expected a single label.")
-        labels = [_read_name(part, where) for part in value]
-        return [class_names.get(label, label) for label in labels if label]
-    label = _read_name(value, where)
-    if is_glue:
+    if args.task is not None:
+        label = _read_name(value, where)
         return None if label in UNLABELED_ID else class_names.get(label, label) or None
-    return label or None
+    if isinstance(value, str):
+        text = clean_label(value)
+        value = _read_list(text, where)
+        if value is None and args.label_separator is not None:
+            value = [part for part in text.split(args.label_separator) if clean_label(part)]
+        value = text if value is None else value
+    if not isinstance(value, list):
+        return _read_name(value, where) or None
+    labels = [_read_name(part, where) for part in value]
+    return [class_names.get(label, label) for label in labels if label]
 
 
 def _read_name(value: object, where: str) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if not isinstance(value, str | int | float):
-        raise InputError(f"{where}: the label is a {type(value).__name__}. Expected text or a number.")
+        raise _explain_label(value, where)
     return clean_label(str(value))
 
 
 def _read_list(text: str, where: str) -> list[Any] | None:
     """Returns the elements of a list that was written as text, in JSON or Python. None: the text is a name."""
-    in_brackets = text[:1] + text[-1:] == "[]"
-    if in_brackets:
-        try:
+    if text[:1] + text[-1:] == "[]":
+        with suppress(ValueError):
             return parse_json(text)
-        except ValueError:
-            # Without commas, as in NumPy's arrays, Python would join the texts.
-            with suppress(ValueError, SyntaxError):
-                if LIST.fullmatch(text):
-                    return ast.literal_eval(text)
-    if in_brackets or OTHER_VALUE.fullmatch(text):
-        raise InputError(
-            f'{where}: the label {text[:50]!r} is not a list that can be read. Write lists as ["joy", "love"], and '
-            "names without brackets."
-        )
+        with suppress(ValueError, SyntaxError):
+            if not NEIGHBORS.search(text):
+                return ast.literal_eval(text)
+        raise _explain_label(text, where)
+    if OTHER_VALUE.fullmatch(text):
+        raise _explain_label(text, where)
     return None
+
+
+def _explain_label(label: object, where: str) -> InputError:
+    return InputError(f"{where}: the label {repr(label)[:50]} cannot be read. Expected {FORMS}.")
 
 
 def convert_vectors(splits: Iterable[TextSplit]) -> None:
@@ -401,26 +380,24 @@ def convert_vectors(splits: Iterable[TextSplit]) -> None:
     for split in splits:
         if not split.multi_label:
             continue
-        labels = [(row, label) for row, label in zip(split.rows, split.labels, strict=True) if label is not None]
-        first = next((label for _, label in labels if label), None)
-        if size is None and first is not None and not split.class_names:
-            vectors = any(len(label) > 1 for _, label in labels)
-            vectors = vectors and all(part in BITS for _, label in labels for part in label)
-            size = len(first) if vectors else 0
-        for row, label in labels:
-            if size and not (len(label) == size and all(part in BITS for part in label)):
-                raise InputError(
-                    f"{split.source}, row {row}: expected a vector of {size} elements, each 0 or 1, as in the first "
-                    f"labels. Found {shorten(label) or 'no elements'}. If 0 and 1 are names of labels, rename them."
-                )
-            # Probabilities and counts are not names.
-            numbers = label and all(NUMBER.fullmatch(part) for part in label)
-            distinct = len(set(label)) == len(label) and all(float(part).is_integer() for part in label if numbers)
-            if not size and numbers and not distinct:
-                raise InputError(
-                    f"{split.source}, row {row}: the label {shorten(label)} is not a list of different names. Write "
-                    'names, such as ["joy", "love"], in all rows and files, or vectors of 0 and 1.'
-                )
+        lists = [label for label in split.labels if label]
+        if size is None and lists and not split.class_names:
+            are_vectors = max(map(len, lists)) > 1 and all(part in BITS for label in lists for part in label)
+            size = len(lists[0]) if are_vectors else 0
+        for row, label in zip(split.rows, split.labels, strict=True):
+            if label is not None and not (_is_vector(label, size) if size else _has_names(label)):
+                raise _explain_label(label, f"{split.source}, row {row}")
         if size:
             split.vector_size = size
             split.labels = [None if label is None else [BITS[part] for part in label] for label in split.labels]
+
+
+def _is_vector(label: list[str], size: int) -> bool:
+    return len(label) == size and all(part in BITS for part in label)
+
+
+def _has_names(label: list[str]) -> bool:
+    """Whether a list consists of names. Probabilities, and counts of which some are equal, are not names."""
+    if not all(NUMBER.fullmatch(part) for part in label):
+        return True
+    return len(set(label)) == len(label) and all(float(part).is_integer() for part in label)

@@ -303,11 +303,14 @@ LABELED_ROW = '{"sentence": "a", "label": 1}\n'
         ("a.json", "", r"a\.json: no examples"),
         ("a.jsonl", LABELED_ROW + '{"text": "b", "label": 1}', r"row 2: no text in column 'sent"),
         ("a.jsonl", LABELED_ROW + '{"sentence": "b", "label": [0]}', r"row 2: single labels and lists of labels are"),
-        ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict\. Expected text or a number"),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": {"b": 1}}',
+            r"row 1: the label \{'b': 1\} cannot be read\. Expected a name",
+        ),
         ("a.jsonl", '{"sentence": ["a"], "label": 1}', r"no text column besides the label 'label'\. Columns: 'sent"),
         ("a.csv", "idx,label\n1,yes\n", r"Columns: 'idx', 'label'\. Set --text_column_names"),
-        ("a.csv", "sentence|label\na|1\n", r"Columns: 'sentence\|label'\. Separate columns by tabs in"),
-        ("a.csv", "sentence,number\na,1\n", r"no column 'label'\. Columns: 'sentence', 'number'\. Set --label_column"),
+        ("a.csv", "sentence|label\na|1\n", r"Columns: 'sentence\|label'\. Set --text_column_names"),
         ("a.csv", "text,label\xa0\na,1\n", r"no column 'label'\. Columns: 'text', 'label\\xa0'\. Set"),
     ],
 )
