@@ -326,7 +326,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
-    def describe_truncation(self, columns: Sequence[str]) -> str | None:
+    def describe_truncation(self) -> str | None:
         """Returns a sentence about the texts that were longer than `max_length`. None if no text was longer."""
         return None
 

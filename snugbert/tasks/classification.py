@@ -52,7 +52,7 @@ from snugbert.tasks.labeled_texts import (
     UNLABELED_ID,
     TextSplit,
     choose_text_columns,
-    convert_vectors,
+    name_vectors,
     read_labeled_texts,
 )
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels, fold_label
@@ -196,7 +196,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
                 preferred = () if name in ("train", "unlabeled") else trained_columns
                 text_columns = choose_text_columns(self.args, data, source, preferred)
             splits[name] = read_labeled_texts(data, name, source, self.args, text_columns)
-        convert_vectors(splits.values())
+        name_vectors(splits.values())
         return splits
 
     def choose_labels(
@@ -312,7 +312,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             lengths = np.array([number, (cut > 0).sum(), (kept + cut)[cut > 0].sum(), cut.sum()])
             self.lengths += lengths
             if split.source:  # not for rows to predict, which are encoded in many calls
-                logger.info("%s: %s", split.name, self._describe_lengths(lengths, len(texts) > 1))
+                logger.info("%s: %s", split.name, self._describe_lengths(lengths))
         elif len(texts) > 1:
             raise InputError(
                 "--doc_stride: pairs of texts cannot be cut into windows. Join the texts of each pair, or choose one "
@@ -335,24 +335,20 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             columns["label"] = pa.chunked_array([pa.array(split.references.tolist())])
         return Features(Dataset(pa.table(columns)))
 
-    def describe_truncation(self, columns: Sequence[str]) -> str | None:
+    def describe_truncation(self) -> str | None:
         """See [`Task`]."""
-        return self._describe_lengths(self.lengths, len(columns) > 1) if self.lengths[1] else None
+        return self._describe_lengths(self.lengths) if self.lengths[1] else None
 
-    def _describe_lengths(self, lengths: np.ndarray, are_pairs: bool) -> str:
-        """Describes how much of the texts, or pairs of texts, was cut. `lengths` is as in [`Task`]."""
+    def _describe_lengths(self, lengths: np.ndarray) -> str:
+        """Describes how much of the texts was cut. `lengths` is as in [`Task`]."""
         texts, long, tokens, cut = lengths.tolist()
         if not long:
             return f"no text has more than {self.max_length} tokens (--max_seq_length)"
-        remedies = []
-        if self.max_length < self.tokenizer.model_max_length:
-            remedies.append("increase --max_seq_length up to the model's limit")
-        if not are_pairs:
-            remedies.append("train with --doc_stride, which reads whole texts")
         return (
             f"{long:,} of {format_count(texts, 'text')} ({long / texts:.1%}) are longer than {self.max_length} tokens "
-            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut"
-        ) + (f". To keep more, {', or '.join(remedies)}" if remedies else "")
+            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut. To keep more, increase --max_seq_length, "
+            "or train on single texts with --doc_stride, which reads whole texts"
+        )
 
     def decode(self, logits: Logits, split: TextSplit, features: Features) -> TextAnswers:
         """Returns the label, the labels or the number for each example. Applies stored thresholds."""
@@ -374,12 +370,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             return
         metric = self.args.tune_thresholds
         flag = "--calibrate" if metric is None else "--tune_thresholds"
-        if split is None or not split.labeled or split.num_examples < FOLDS:
+        if self.labels is None or split is None or not split.labeled or split.num_examples < FOLDS:
             raise InputError(
-                f"{flag} needs training examples, and at least {FOLDS} labeled validation examples. Remove {flag}."
+                f"{flag} needs training examples, and at least {FOLDS} validation examples with labels that are not "
+                f"numbers. Remove {flag}."
             )
-        if self.labels is None:
-            raise InputError(f"{flag} needs classes. This task predicts numbers. Remove {flag}.")
         several = self.problem == "multi_label_classification"
         fitting = LABEL_SET_METRICS if several else BINARY_METRICS if len(self.labels) == 2 else ()
         if metric not in (None, *fitting):
@@ -405,15 +400,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def _read_thresholds(self, config: PreTrainedConfig) -> None:
         """Uses the thresholds that a fine-tuned model stores."""
         stored = getattr(config, "thresholds", None) or {}
-        labels = list_labels(config)
-        fitting = len(labels) if self.problem == "multi_label_classification" else 1
-        has_numbers = isinstance(stored, dict) and all(isinstance(value, int | float) for value in stored.values())
-        if stored and not (has_numbers and stored.keys() <= set(labels) and len(stored) == fitting):
+        self.thresholds = {i: stored[label] for i, label in enumerate(list_labels(config)) if label in stored}
+        if len(self.thresholds) < len(stored):
             raise InputError(
-                f"config.json: the thresholds {stored} do not match the labels {', '.join(map(str, labels))}. Fix or "
-                "remove `thresholds`."
+                f"config.json: the thresholds {stored} do not match the labels. Fix or remove `thresholds`."
             )
-        self.thresholds = {i: stored[label] for i, label in enumerate(labels) if label in stored}
         if self.args.abstain_below is not None and self.problem == "regression":
             raise InputError("--abstain_below needs a model that predicts labels. This model predicts numbers.")
 

@@ -1,6 +1,6 @@
 """Reads texts and pairs of texts with their labels from rows: GLUE's data and your own.
 
-    rows -> choose_text_columns -> read_labeled_texts, of each split -> convert_vectors
+    rows -> choose_text_columns -> read_labeled_texts, of each split -> name_vectors
 
 Examples are kept in memory. GLUE's largest task, MNLI, has 393,000 training examples.
 """
@@ -9,7 +9,7 @@ import ast
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -46,18 +46,17 @@ PAIRS = (
 # Names of one column of text, by priority, in lower case.
 TEXT_NAMES = ("text", "sentence", "message", "review", "comment", "tweet", "utterance", "content", "body")
 ID_NAME = re.compile(r"(.*[\W_])?(?i:id|idx|index|uuid|guid)|.*[a-z]I[Dd]")
-LONGEST_CATEGORY = 40  # characters
+NO_WORD = re.compile(r"[\d@/]")  # in words that are parts of numbers, dates, codes and addresses
+LITTLE_TEXT = 4  # a column with less than a fourth of the letters of another contains names or categories
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-BITS = {"0": 0, "0.0": 0, "False": 0, "false": 0, "1": 1, "1.0": 1, "True": 1, "true": 1}  # elements of a vector
+ZEROS, ONES = ("0", "0.0", "False", "false"), ("1", "1.0", "True", "true")  # elements of a label vector
 # Tuples, sets, dictionaries and calls, such as array(['joy']). "(other)" and "{x}" are names.
 OTHER_VALUE = re.compile(r"""[\w.]*[\[({].*[,'"].*[\])}]""", re.DOTALL)
 NEIGHBORS = re.compile(r"""['"]\s+['"]""")  # in NumPy's arrays of text. Python would join the texts
 FORMS = (
     'a name, a list of different names, such as ["joy", "love"], or a vector of 0 and 1 that is as long as all others'
 )
-
-Row = tuple[int, Mapping[str, object]]  # number and values
 
 
 @dataclass
@@ -67,15 +66,14 @@ class TextSplit:
     Attributes:
         name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
         texts: a list of texts, or two lists for pairs.
-        labels: the label of each example, or a list of its labels if examples can have several, or a list of 0 and 1
-            if labels are vectors. None: not labeled.
+        labels: the label of each example, or a list of its labels if examples can have several. None: not labeled.
         indices: the index of a GLUE example in its source, otherwise its position.
         rows: the row in the source, for messages.
         values: your own examples to score or predict: all columns but the label.
-        class_names: the dataset's class names in the order of their ids; empty if the dataset has no class names.
+        class_names: the dataset's class names in the order of their ids, or LABEL_0, LABEL_1 and so on for label
+            vectors. Empty if there are no class names.
         split_in_dataset: the name of the split in the dataset. None for a file.
         limit: maximum number of examples to use, from the start. None: all. The labels of all examples are collected.
-        vector_size: the number of elements of each label, if labels are vectors of 0 and 1. 0 if labels are names.
         references: what [`encode_labels`] returns for the examples to use. None: not labeled, or labels are not chosen
             yet.
     """
@@ -92,7 +90,6 @@ class TextSplit:
     split_in_dataset: str | None = None
     limit: int | None = None
     multi_label: bool = False
-    vector_size: int = 0
     references: np.ndarray | None = None
 
     @property
@@ -116,22 +113,20 @@ def choose_text_columns(
     text_columns = args.given_columns
     if args.task is not None:
         return text_columns
-    if len(text_columns) > 2:
-        raise InputError(f"--text_column_names: expected one or two columns, not {len(text_columns)}.")
     if not text_columns:
         first_rows = [values for _, values in islice(read_rows(data), ROWS_TO_INSPECT)]
         label_column = args.label_column_name or "label"
         text_columns, _ = find_text_columns(first_rows, label_column, source, trained_columns)
-        label = f", label column {label_column!r}" if label_column in first_rows[0] else ""
         known = (*text_columns, label_column, *INDEX_COLUMNS)
         unread = [repr(name) for name in first_rows[0] if name not in known]
-        advice = f". Not read: {shorten(unread)}. Set --text_column_names to read other columns" if unread else ""
+        advice = f" Not read: {shorten(unread)}. Set --text_column_names to read other columns." if unread else ""
         # From Python, only warnings are displayed by default.
         level = logging.WARNING if unread else logging.INFO
-        logger.log(level, "%s: text %s%s%s", source, describe_columns(text_columns), label, advice)
-    if taken := set(PREDICTED_COLUMNS) & set(text_columns):
+        logger.log(level, "%s: text %s.%s", source, describe_columns(text_columns), advice)
+    if len(text_columns) > 2 or set(PREDICTED_COLUMNS) & set(text_columns):
         raise InputError(
-            f"{source}: the text column {min(taken)!r} is named like a column of predictions. Rename the text column."
+            f"{source}: cannot read texts from {describe_columns(text_columns)}. Expected one or two columns whose "
+            f"names are not {', '.join(PREDICTED_COLUMNS)}."
         )
     return text_columns
 
@@ -147,11 +142,10 @@ def find_text_columns(
     """Finds the text column, or the two columns of a pair, in your own data.
 
     These are `trained_columns`, or a pair in `PAIRS`, if the rows have them. Otherwise it is one column: the first of
-    `TEXT_NAMES`, or the column with the most text, where repeated texts count once. The label column, and columns of
-    numbers, dates, codes, ids and a few short values are left out. A column in `TEXT_NAMES` may contain codes.
+    `TEXT_NAMES`, or the column with the most text. The label column, ids, and columns with little text are left out.
 
     Returns:
-        The text columns, and the other columns that may be meant: texts that are not a few repeated short values.
+        The text columns, and the other columns that may be meant.
     """
     if not first_rows:
         raise InputError(f"{source}: no examples.")
@@ -162,49 +156,24 @@ def find_text_columns(
     for pair in PAIRS:
         if all(name in by_lower_name for name in pair):
             return tuple(by_lower_name[name] for name in pair), []
-    columns = {}
-    for name in names:
-        is_code = _is_number if name.strip().lower() in TEXT_NAMES else _is_code
-        texts = _find_texts([values.get(name) for values in first_rows], is_code)
-        if texts and not ID_NAME.fullmatch(name):
-            columns[name] = texts
-    if not columns:
+    letters = {name: _count_letters(values.get(name) for values in first_rows) for name in names}
+    letters = {name: number for name, number in letters.items() if not ID_NAME.fullmatch(name)}
+    most = max(letters.values(), default=0)
+    if not most:
         raise InputError(
             f"{source}: no text column besides the label {label_column!r}. {list_columns(first_rows[0])} "
             "Set --text_column_names and --label_column_name."
         )
-    varied = [name for name, texts in columns.items() if _are_varied(texts)]
-    candidates = varied or [*columns]
+    candidates = [name for name, number in letters.items() if LITTLE_TEXT * number >= most]
     named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in candidates]
-    chosen = named[0] if named else max(candidates, key=lambda name: sum(map(len, set(columns[name]))))
-    return (chosen,), [name for name in varied if name != chosen]
+    chosen = named[0] if named else max(candidates, key=letters.__getitem__)
+    return (chosen,), [name for name in candidates if name != chosen]
 
 
-def _are_varied(texts: list[str]) -> bool:
-    """Whether texts are not a few short values that are repeated, such as categories."""
-    return 2 * len(set(texts)) > len(texts) or max(map(len, texts)) > LONGEST_CATEGORY
-
-
-def _find_texts(cells: Iterable[object], is_code: Callable[[str], bool]) -> list[str]:
-    """Returns the texts of a column. Empty if most of its filled cells are codes or other values."""
-    filled = [cell for cell in cells if cell is not None and str(cell).strip() not in ("", "nan")]
-    texts = [cell for cell in filled if isinstance(cell, str) and not is_code(cell)]
-    return texts if 2 * len(texts) >= len(filled) else []
-
-
-def _is_number(cell: str) -> bool:
-    return NUMBER.fullmatch(cell.strip()) is not None
-
-
-def _is_code(cell: str) -> bool:
-    """Whether at least half of the words have digits or belong to an address, as in "K-17" and "5 May 2024".
-
-    Chinese and Japanese sentences are single words. They are no codes if they have as many letters as digits.
-    """
-    words = cell.strip()[:100].split()  # long enough for a date
-    marks = [len(re.findall(r"[\d@/]", word)) for word in words]
-    letters = [sum(char > "\x7f" and char.isalpha() for char in word) for word in words]
-    return 2 * sum(mark > letter for mark, letter in zip(marks, letters, strict=True)) >= len(words)
+def _count_letters(cells: Iterable[object]) -> int:
+    """Counts the letters of a column. Repeated texts count once. Numbers, dates, codes and addresses do not count."""
+    words = [word for cell in {cell for cell in cells if isinstance(cell, str)} for word in cell.split()]
+    return sum(map(str.isalpha, "".join(word for word in words if not NO_WORD.search(word))))
 
 
 # --- examples ---------------------------------------------------------------------------------------------------
@@ -290,7 +259,7 @@ def _list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
     return tuple(clean_label(name) for name in label.names) if isinstance(label, ClassLabel) else ()
 
 
-def _read_renamed_rows(data: Path | Dataset, args: "GlueDataArguments") -> Iterator[Row]:
+def _read_renamed_rows(data: Path | Dataset, args: "GlueDataArguments") -> Iterator[tuple[int, Mapping[str, object]]]:
     """Yields rows. Columns of GLUE's files get their names in the datasets library."""
     if args.task is None:
         yield from read_rows(data)
@@ -370,30 +339,31 @@ def _explain_label(label: object, where: str) -> InputError:
     return InputError(f"{where}: the label {repr(label)[:50]} cannot be read. Expected {FORMS}.")
 
 
-def convert_vectors(splits: Iterable[TextSplit]) -> None:
-    """Converts lists of labels that are vectors to lists of the numbers 0 and 1, and sets `vector_size`.
+def name_vectors(splits: Iterable[TextSplit]) -> None:
+    """Converts label vectors to lists of the names LABEL_0, LABEL_1 and so on, and sets `class_names`.
 
     The first split with lists of labels decides. The lists are vectors if all elements are 0 or 1, and at least one
     list has several elements. The first list that is not empty sets the size. Ids of known classes are not vectors.
     """
     size: int | None = None  # not known yet
     for split in splits:
-        if not split.multi_label:
-            continue
-        lists = [label for label in split.labels if label]
-        if size is None and lists and not split.class_names:
-            are_vectors = max(map(len, lists)) > 1 and all(part in BITS for label in lists for part in label)
+        lists = [label for label in split.labels if label] if split.multi_label else []
+        if size is None and lists:
+            are_vectors = max(map(len, lists)) > 1 and all(map(_is_vector, lists)) and not split.class_names
             size = len(lists[0]) if are_vectors else 0
         for row, label in zip(split.rows, split.labels, strict=True):
-            if label is not None and not (_is_vector(label, size) if size else _has_names(label)):
+            if isinstance(label, list) and not (_is_vector(label, size) if size else _has_names(label)):
                 raise _explain_label(label, f"{split.source}, row {row}")
-        if size:
-            split.vector_size = size
-            split.labels = [None if label is None else [BITS[part] for part in label] for label in split.labels]
+        if size and split.multi_label:
+            names = split.class_names = tuple(f"LABEL_{i}" for i in range(size))
+            split.labels = [
+                None if label is None else [name for name, bit in zip(names, label, strict=True) if bit in ONES]
+                for label in split.labels
+            ]
 
 
-def _is_vector(label: list[str], size: int) -> bool:
-    return len(label) == size and all(part in BITS for part in label)
+def _is_vector(label: list[str], size: int | None = None) -> bool:
+    return size in (None, len(label)) and all(bit in ONES or bit in ZEROS for bit in label)
 
 
 def _has_names(label: list[str]) -> bool:

@@ -52,9 +52,8 @@ def choose_labels(
         labels = list(checkpoint_labels)
     elif train.class_names:
         labels = list(dict.fromkeys(train.class_names))
-    elif train.vector_size:
-        has_names = len(checkpoint_labels) == train.vector_size
-        return list(checkpoint_labels) if has_names else [f"LABEL_{i}" for i in range(train.vector_size)]
+        if _are_vectors(train) and len(checkpoint_labels) == len(labels):
+            return list(checkpoint_labels)
     elif regression is None and _are_numbers(train):
         return None
     else:
@@ -113,15 +112,13 @@ def _warn_about_similar_labels(labels: list[str]) -> None:
     similar = [repr(label) for label in sorted(labels, key=fold_label) if numbers[fold_label(label)] > 1]
     if similar:
         logger.warning(
-            "labels that differ only in case or spaces are different classes: %s. To merge them, write them identically.",
+            "labels that differ in case or spaces are different classes: %s. To merge them, write them identically.",
             shorten(similar),
         )
 
 
 def _distinct_labels(split: TextSplit) -> set[str]:
     """Returns the labels of a labeled split."""
-    if split.vector_size:
-        return set()
     return {label for value in split.labels for label in (value if split.multi_label else [value])}
 
 
@@ -137,8 +134,8 @@ def _are_numbers(train: TextSplit) -> bool:
     for row, label in zip(train.rows, labels, strict=True):
         if not NUMBER.fullmatch(label):
             raise InputError(
-                f"{train.source}, row {row}: the label {label!r} is not a number with a decimal point, but most labels "
-                "are numbers. Fix or remove such rows. If the labels are names of classes, set --do_regression false."
+                f"{train.source}, row {row}: the label {label!r} is not a number with a decimal point, but most are. "
+                "Fix or remove such rows. If the labels are names of classes, set --do_regression false."
             )
     return True
 
@@ -158,13 +155,6 @@ def encode_labels(
     """
     if split.multi_label and not labels:
         raise InputError(f"{split.source} has lists of labels. Expected one number per example.")
-    if split.vector_size:
-        if len(labels or ()) != split.vector_size:
-            raise InputError(
-                f"{split.source}: the labels are vectors of {split.vector_size} elements, but the model has "
-                f"{len(labels or ())} labels. Choose the model that was trained on these labels."
-            )
-        return [[float(bit) for bit in vector] for vector in split.labels]
     ids = _find_ids(split, labels or [])
     expected = f"one of {shorten(labels)}" if labels else "a finite number"
     advice = "Choose the model that was trained on these labels, or rename" if from_checkpoint else "Fix or remove"
@@ -172,7 +162,7 @@ def encode_labels(
         for label in value if split.multi_label else [value]:
             if not (label in ids if labels else NUMBER.fullmatch(label) and math.isfinite(float(label))):
                 raise InputError(
-                    f"{split.source}, row {row}: unknown label {label[:50]!r}. The model expects {expected}. {advice} it."
+                    f"{split.source}, row {row}: unknown label {label[:50]!r}. Expected {expected}. {advice} it."
                 )
     if not labels:
         return [float(value) for value in split.labels]
@@ -186,14 +176,19 @@ def _find_ids(split: TextSplit, labels: Sequence[str]) -> dict[str, int]:
     """Returns the ids of labels, by their spelling in a split.
 
     If no two `labels` differ only in case and spaces, these do not matter, and LABEL_1 is 1. If `labels` are only ids,
-    they are the ids of the dataset's class names.
+    they are the ids of the dataset's class names. The elements of label vectors are ids of `labels`.
     """
     fold = _choose_fold(labels)
     ids = {fold(label): i for i, label in enumerate(labels)}
     found = {label: ids[fold(label)] for label in _distinct_labels(split) if fold(label) in ids}
-    if _are_default(labels) and len(split.class_names) == len(labels):
+    if (_are_default(labels) or _are_vectors(split)) and len(split.class_names) == len(labels):
         found = {name: i for i, name in enumerate(split.class_names)} | found
     return found
+
+
+def _are_vectors(split: TextSplit) -> bool:
+    """Whether the labels were vectors, see [`name_vectors`]."""
+    return split.class_names[:1] == ("LABEL_0",)
 
 
 def choose_problem(
