@@ -205,7 +205,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         `trained_columns`: the text columns that the checkpoint was trained on; empty if it stores none.
         """
 
-    @abstractmethod
     def choose_labels(
         self,
         splits: Mapping[str, SplitT],
@@ -215,13 +214,14 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     ) -> None:
         """Sets `labels`, `problem` and metrics for the data, and stores the labels in the configuration.
 
-        Models that classify texts also need the configuration's `problem_type`.
+        Models that classify texts also need the configuration's `problem_type`. Tasks without classes do nothing.
 
         Args:
             config: the configuration of the checkpoint. If its labels are the same, their order is kept.
             teacher: the task of a teacher. Its labels replace the checkpoint's. The data may lack some of them.
             is_teacher: whether the checkpoint is a teacher, which must have been fine-tuned for the data.
         """
+        return
 
     def check_decisions(self, split: SplitT | None) -> None:
         """Checks that a run can choose thresholds and a temperature, if `chooses_decisions` is true."""

@@ -8,11 +8,11 @@ from typing import Any, Generic
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError
 from snugbert.families.loading import get_text_columns, limit_length
 from snugbert.reports.intervals import Interval, bootstrap
 from snugbert.reports.label_tables import LabelScores
-from snugbert.tasks.base import Answers, Baseline, Sources, Split, Task, list_labels
+from snugbert.tasks.base import Answers, Baseline, Sources, Split, Task
 from snugbert.tasks.outputs import Logits
 
 
@@ -90,9 +90,6 @@ def make_evaluation_set(
     number = config.num_labels
     task.choose_labels({split.name: split}, config)
     if config.num_labels != number:
-        raise InputError(
-            f"{place} has {format_count(len(list_labels(config)), 'label')}, but the model has {number}. Choose data "
-            "with the model's labels."
-        )
+        raise InputError(f"{place} has {config.num_labels} labels, but the model has {number}. Choose other data.")
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
     return EvaluationSet(task, split)

@@ -35,7 +35,6 @@ METRIC_INFO = {
     "description": "Accuracy: the fraction of examples whose correct choice is predicted.",
     "citation": "Zellers et al. (2018), SWAG: A Large-Scale Adversarial Dataset, EMNLP",
     "inputs_description": "Predictions and references are choices (int), counted from 0.",
-    "reference_urls": ["https://rowanzellers.com/swag/"],
 }
 
 
@@ -64,7 +63,7 @@ class ChoiceSplit:
 
     Attributes:
         references: the correct choice of each example, counted from 0. None: not labeled. *Shape:* (N,)
-        others: the values of each row besides its texts and its label. Empty for training examples.
+        others: the values of each row besides its texts and its label.
     """
 
     name: str
@@ -129,29 +128,26 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         return splits
 
     def _read_split(self, data: Path | Dataset, name: str, first: list[Example]) -> ChoiceSplit:
-        source = self.describe_place(data, name)
+        source, needed = self.describe_place(data, name), name in ("train", "validation")
         split, labels, missing = ChoiceSplit(name, source, []), [], []
-        needed = name in ("train", "validation")
         for row, values in islice(read_rows(data), self.args.max_samples.get(name)):
             try:
                 columns = _find_columns(values)
                 example = self.read(values, columns)
-                label = None if name == "unlabeled" else _read_label(values, len(example.choices))
+                first = first or [example]
+                number, expected = len(example.choices), len(first[0].choices)
+                if number != expected or number < 2:
+                    raise InputError(f"number of choices: {number}. Expected at least 2, and as many as in the first example.")
+                label = None if name == "unlabeled" else _read_label(values, number)
             except InputError as error:
                 raise InputError(f"{source}, row {row}: {error}") from error
-            number, expected = len(example.choices), len((first or [example])[0].choices)
-            if number != expected or number < 2:
-                wanted = f"{expected}, as in the first example" if expected > 1 else "at least 2"
-                raise InputError(f"{source}, row {row}: the number of choices is {number}. Expected {wanted}.")
             if label is None:
                 missing.append(row)
                 if needed:
                     continue
-            first = first or [example]
             split.examples.append(example)
             labels.append(label)
-            if name not in ("train", "unlabeled"):
-                split.others.append({key: values[key] for key in values if key not in (*columns, "label")})
+            split.others.append({key: values[key] for key in values if key not in (*columns, "label")})
         if name != "unlabeled":
             number = len(labels) + len(missing) * needed
             report_missing_labels(source, "label", missing, number, self.args.on_missing_label if needed else None)
@@ -160,15 +156,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         if None not in labels:
             split.references = np.array(labels)
         return split
-
-    def choose_labels(
-        self,
-        splits: Mapping[str, ChoiceSplit],
-        config: PreTrainedConfig,
-        teacher: Task[Any, Any, Any] | None = None,
-        is_teacher: bool = False,
-    ) -> None:
-        """Does nothing: choices are not classes."""
 
     def text_columns(self, splits: Mapping[str, ChoiceSplit]) -> tuple[str, ...]:
         """Returns no columns, so that a model can predict both forms of examples after training on either."""
@@ -243,8 +230,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         The keys are the other columns of the row, `text`, `choices`, `label` (if the split is labeled),
         `predicted_choice` and `probabilities`.
         """
-        others = split.others or [{}] * split.num_examples
-        rows = [values | example._asdict() for values, example in zip(others, split.examples, strict=True)]
+        rows = [others | each._asdict() for others, each in zip(split.others, split.examples, strict=True)]
         if split.references is not None:
             rows = [row | {"label": label} for row, label in zip(rows, split.references.tolist(), strict=True)]
             positions = [str(position) for position in range(len(split.examples[0].choices))]
@@ -263,9 +249,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Example:
         """Returns the text and its choices.
 
-        Args:
-            values: the row.
-            columns: two columns with a text and a list of texts; or columns like SWAG's.
+        `columns`: two columns with a text and a list of texts; or columns like SWAG's.
         """
         if len(columns) > 2:
             text, beginning, *endings = (read_text(values, column) for column in columns)
