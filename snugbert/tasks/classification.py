@@ -80,17 +80,11 @@ UNEVEN = 2
 
 METRIC_INFO = {
     "description": """\
-The metrics of a GLUE task, as fractions: accuracy (mnli, qnli, rte, sst2, wnli), accuracy and F1 of label 1 (mrpc,
-qqp), Matthews correlation (cola), Pearson and Spearman correlation (stsb).
-Metrics of other data: accuracy (one label per example), mean squared error (numbers), and micro F1, macro F1 and
-subset accuracy (several labels per example). Subset accuracy is the fraction of examples whose labels are all
-correct.""",
+The metrics of a GLUE task, as fractions. For other data: accuracy (one label per example), mean squared error
+(numbers), and micro F1, macro F1 and subset accuracy (several labels per example). Subset accuracy is the fraction of
+examples whose labels are all correct. A correlation with a constant is NaN.""",
     "citation": "Wang et al. (2019), GLUE: A Multi-Task Benchmark, ICLR",
-    "inputs_description": """
-Predictions and references are label ids (int), or floats for numbers. For several labels per example, each is a list
-with 1 for each label of the example and 0 for other labels. A correlation with a constant is NaN, as in SciPy. The F1
-of a label without references and predictions is 0.""",
-    "reference_urls": ["https://gluebenchmark.com"],
+    "inputs_description": "Label ids (int), numbers (float), or a list of 1 and 0 for several labels per example.",
 }
 
 
@@ -325,11 +319,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
                 message = "%s: %s in %d windows of at most %d tokens"
                 logger.info(message, split.name, format_count(number, "text"), windows, self.max_length)
         if split.name == "unlabeled":
-            nothing: Any = {
-                "single_label_classification": UNLABELED,
-                "multi_label_classification": [np.nan] * len(self.labels or ()),
-                "regression": np.nan,
-            }[self.problem]
+            several = [np.nan] * len(self.labels or ())
+            nothing = {"regression": np.nan, "multi_label_classification": several}.get(self.problem, UNLABELED)
             columns["label"] = pa.chunked_array([pa.array([nothing] * number)])
         elif split.references is not None:
             columns["label"] = pa.chunked_array([pa.array(split.references.tolist())])
@@ -346,7 +337,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             return f"no text has more than {self.max_length} tokens (--max_seq_length)"
         return (
             f"{long:,} of {format_count(texts, 'text')} ({long / texts:.1%}) are longer than {self.max_length} tokens "
-            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut. To keep more, increase --max_seq_length, "
+            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut. To keep more, increase --max_seq_length "
             "or train on single texts with --doc_stride, which reads whole texts"
         )
 
@@ -384,12 +375,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             )
 
     def choose_decisions(self, split: TextSplit, logits: Logits) -> Decisions:
-        """Chooses thresholds and a temperature on labeled examples.
-
-        Args:
-            split: the validation examples.
-            logits: the logits, not divided by a temperature.
-        """
+        """Chooses thresholds and a temperature on labeled examples, from logits not divided by a temperature."""
         assert split.references is not None and self.labels is not None
         # Label 1 of a GLUE task may have another id in this checkpoint.
         positive = self.labels.index(self.args.task.labels[1]) if self.args.task and len(self.labels) == 2 else 1
@@ -462,13 +448,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             "averages": {name: scores[name] for name in AVERAGES},
             "intervals": {name: intervals[name] for name in AVERAGES if name in intervals},
             "labels": [
-                {
-                    "label": label,
-                    "number": int(numbers[i]),
-                    "predicted": int(predicted[i]),
-                    **{name: scores[f"{name}_{i}"] for name in LABEL_METRICS},
-                    "intervals": {name: intervals.get(f"{name}_{i}") for name in LABEL_METRICS},
-                }
+                {"label": label, "number": int(numbers[i]), "predicted": int(predicted[i])}
+                | {name: scores[f"{name}_{i}"] for name in LABEL_METRICS}
+                | {"intervals": {name: intervals.get(f"{name}_{i}") for name in LABEL_METRICS}}
                 for i, label in enumerate(self.labels)
             ],
         }
@@ -523,10 +505,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         """Writes a JSON object for each example, and for test splits also a table for gluebenchmark.com.
 
         The keys of an object are the columns of the row (of GLUE's columns, only the texts), "label" (if the split is
-        labeled, whatever the name of its label column), "predicted_label", and "probabilities", an object with the
-        probability of each label (not for regression). The table has the columns index and prediction. For GLUE's
-        tasks, it contains GLUE's example numbers and labels, and scores of STS-B are clipped to 0 to 5. For your own
-        data, the table is predict_results.txt, as in `run_glue.py`.
+        labeled), "predicted_label", and "probabilities", an object with the probability of each label (not for
+        regression). The table has the columns index and prediction. For GLUE's tasks, it has GLUE's example numbers
+        and labels. For your own data, the table is predict_results.txt, as in `run_glue.py`.
         """
         labels = [] if split.references is None else self.name_answers(split.references, self.labels)
         first, *tables = self.list_prediction_files(split)
@@ -546,7 +527,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def _write_table(self, file: Path, indices: list[object], values: np.ndarray) -> None:
         task, labels = self.args.task, self.labels
         if task is not None and self.problem == "regression":
-            values = values.clip(0, 5)
+            values = values.clip(0, 5)  # STS-B
         if task is not None and task.writes_label_ids and labels is not None:
             labels = [str(task.labels.index(label)) for label in labels]
         answers = self.format_answers(values, labels, self.args.label_separator or ",")
@@ -555,12 +536,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     @staticmethod
     def name_answers(values: np.ndarray, labels: list[str] | None) -> list[Any]:
-        """Returns the answer to each example: a number, a label, or a list of labels.
-
-        Args:
-            values: in the form of [`TextAnswers`].
-            labels: in the order of their ids. None: numbers.
-        """
+        """Returns the answer to each example: a number (without `labels`), a label, or a list of labels."""
         if labels is None:
             return values.tolist()
         if values.ndim == 2:
@@ -569,10 +545,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     @classmethod
     def format_answers(cls, values: np.ndarray, labels: list[str] | None, separator: str) -> list[str]:
-        """Returns the answer to each example as text, with `separator` between the labels of an example.
-
-        Numbers keep their full precision.
-        """
+        """Returns the answer to each example as text, with `separator` between the labels of an example."""
         named = cls.name_answers(values, labels)
         return [separator.join(answer) if isinstance(answer, list) else str(answer) for answer in named]
 

@@ -137,7 +137,9 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
                 first = first or [example]
                 number, expected = len(example.choices), len(first[0].choices)
                 if number != expected or number < 2:
-                    raise InputError(f"number of choices: {number}. Expected at least 2, and as many as in the first example.")
+                    raise InputError(
+                        f"number of choices: {number}. Expected at least 2, and as many as in the first example."
+                    )
                 label = None if name == "unlabeled" else _read_label(values, number)
             except InputError as error:
                 raise InputError(f"{source}, row {row}: {error}") from error

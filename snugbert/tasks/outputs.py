@@ -72,7 +72,10 @@ class Output(ABC):
 
         `rows`: logits of each window: (C,), or (L, C) if `per_token`; for spans, start and end score: (L, 2).
         """
-        return _pad_windows(rows)
+        padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), rows[0].dtype)
+        for index, row in enumerate(rows):
+            padded[index, : len(row)] = row
+        return padded
 
     def stack(self, outputs: Any) -> torch.Tensor:
         """Returns the logits of a model's outputs as one tensor, with the labels in the last dimension."""
@@ -82,9 +85,9 @@ class Output(ABC):
         """Joins a teacher's logits of the windows in a batch, (I, C) each, for [`list_items`]."""
         return torch.cat(parts)
 
-    @abstractmethod
     def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Removes the labels from a batch, so that the model does not compute its own loss, and returns them."""
+        return {name: batch.pop(name) for name in self.label_columns}
 
     @abstractmethod
     def list_items(
@@ -133,9 +136,7 @@ class _TokenOutput(Output):
         return np.concatenate([row[: len(ids)][np.array(ids) != IGNORE_INDEX] for row, ids in pairs])
 
     def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        labels: dict[str, torch.Tensor] = {
-            name: batch.pop(name) for name in ("labels", "label_indices") if name in batch
-        }
+        labels = {name: batch.pop(name) for name in ("labels", "label_indices") if name in batch}
         if "label_indices" not in labels:  # a padded batch
             labels["label_indices"] = (labels["labels"].flatten() != IGNORE_INDEX).nonzero().squeeze(-1)
         return labels
@@ -167,8 +168,8 @@ class _SpanOutput(Output):
         return np.concatenate([row[:length] for row, length in pairs])
 
     def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
-        padded = _pad_windows(rows)
-        return padded[..., 0], padded[..., 1]
+        starts_and_ends = super().join_windows(rows)
+        return starts_and_ends[..., 0], starts_and_ends[..., 1]  # type: ignore[call-overload]
 
     def stack(self, outputs: Any) -> torch.Tensor:
         return torch.stack([outputs[name] for name in self.names], dim=-1)
@@ -176,9 +177,6 @@ class _SpanOutput(Output):
     def join_items(self, parts: list[torch.Tensor]) -> torch.Tensor:
         # The classes are the positions of a window.
         return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=OUTSIDE)
-
-    def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        return {name: batch.pop(name) for name in self.label_columns}
 
     def list_items(
         self, outputs: Any, batch: dict[str, Any], labels: dict[str, torch.Tensor], teacher: torch.Tensor
@@ -206,13 +204,6 @@ def average_windows(logits: Sequence[np.ndarray], counts: Sequence[int] | np.nda
 def _first(logits: Logits) -> np.ndarray:
     """Returns the logits of a model that may return more, such as hidden states."""
     return logits[0] if isinstance(logits, tuple) else logits
-
-
-def _pad_windows(rows: Sequence[np.ndarray]) -> np.ndarray:
-    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), rows[0].dtype)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return padded
 
 
 SEQUENCE, TOKENS, SPAN = _SequenceOutput(), _TokenOutput(), _SpanOutput()

@@ -208,7 +208,9 @@ def test_bad_rows_are_named(rows, message, tmp_path):
 def test_unlabeled_examples_have_as_many_choices_as_training_examples():
     more = [{"text": "a", "choices": ["b", "c", "d"]}]
     sources = {"train": [Dataset.from_list([ROW])], "unlabeled": [Dataset.from_list(more)]}
-    with pytest.raises(InputError, match=r"\(unlabeled\), row 1: number of choices: 3\. Expected at least 2, and as many as"):
+    with pytest.raises(
+        InputError, match=r"\(unlabeled\), row 1: number of choices: 3\. Expected at least 2, and as many as"
+    ):
         MultipleChoice().read_splits(sources)
 
 
