@@ -40,13 +40,9 @@ Sources = Mapping[str, Sequence[Path | Dataset]]  # split -> the files or the da
 
 
 class Baseline(NamedTuple):
-    """The metrics of one simple answer to every example.
+    """The metrics of one simple answer to every example."""
 
-    Attributes:
-        answer: the answer, as displayed: "always 'positive'".
-    """
-
-    answer: str
+    answer: str  # as displayed: "always 'positive'"
     metrics: dict[str, float]
 
 
@@ -70,9 +66,8 @@ class Split(Protocol):
 class Features:
     """Model inputs of the examples of a split. Subclasses add what `decode` needs to know about the windows.
 
-    Attributes:
-        inputs: W rows with input_ids and the other inputs of the tokenizer, one value per token. Also the label
-            columns of the task's output, if the split is labeled and a model can learn or report a loss from it.
+    `inputs` has W rows with the inputs of the tokenizer, and with the label columns of the task's output if the split
+    is labeled and a model can learn or report a loss from it.
     """
 
     inputs: Dataset
@@ -87,11 +82,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     """A task: what is asked about each example.
 
     `choose_labels` or `use_checkpoint` and then `use_tokenizer` connect a task with a model. Use a copy of the task
-    for each model.
-
-    Args:
-        args: how to read the data, and how to answer. Default: made from `settings`.
-        settings: the fields of `arguments`.
+    for each model. `args` says how to read the data, and how to answer. Default: made from `settings`.
 
     Attributes:
         head: the head of the models, such as "ForTokenClassification".
@@ -105,7 +96,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         metrics: the metrics that the summary shows. They and [`list_label_metrics`] may select the best model or
             setting. A run adds the chosen metric.
         training_metrics: the metrics to log during training. None: all.
-        metric_info: `description`, `citation` and `reference_urls` of the metrics, for [`TaskMetric`].
+        metric_info: `description`, `citation` and `inputs_description` of the metrics, for [`TaskMetric`].
         default_columns: the columns to predict from, by priority, if the user names none.
         any_columns: whether to look for other columns with text if no default column exists.
         predicted_columns: the columns that `to_columns` may return.
@@ -166,11 +157,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """Finds the data that the arguments select.
 
         `wanted`: which of "train", "validation" and "test" to use. None: all files, or train and validation of a
-        dataset.
-
-        Returns:
-            The data of each split, in the order train, unlabeled, validation, test. Splits with a suffix, such as
-            "validation_mismatched", follow the split without a suffix.
+        dataset. Splits with a suffix, such as "validation_mismatched", follow the split without a suffix.
         """
         found = dict(self.find_files() or self.find_datasets(wanted, **download))
         if self.args.unlabeled_file is not None:
@@ -248,10 +235,9 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def list_texts(self, split: SplitT) -> tuple[Sequence[Sequence[str]], Sequence[Any]]:
-        """Returns the texts and the labels of all examples, to find copies.
+        """Returns all texts and labels, to find copies: such as lists of questions and contexts, and answers.
 
-        Texts are a list for each text of an example, such as all questions and all contexts. Labels may have any type
-        that can be compared, and are None if unknown.
+        Labels may have any type that can be compared, and are None if unknown.
         """
 
     # --- model inputs and outputs -------------------------------------------------------------------------------
@@ -291,7 +277,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         The same function computes the scores of a run and, on resampled examples, their intervals.
 
         Args:
-            split: the examples. Only properties of the whole split are used.
             rows: from [`measure`], of all examples in their order, or distinct rows in ascending order.
             counts: how often each row counts. None: once. With counts, metrics without an interval may be left out.
                 *Shape:* (rows,)
@@ -358,16 +343,14 @@ def check_teacher_labels(found: list[str], expected: list[str] | None, normalize
     """
     unnamed = found == [f"LABEL_{i}" for i in range(len(found))]
     same = {normalize(label) for label in found} == {normalize(label) for label in expected or ()}
-    if len(found) == len(expected or [""]) and (unnamed or same):
-        if unnamed and expected is not None and not same:
-            names = ", ".join(expected)
-            logger.warning("--teacher_name_or_path: the teacher stores no label names. Assuming the order %s.", names)
-        return
     needed = "numbers" if expected is None else ", ".join(expected)
-    raise InputError(
-        f"--teacher_name_or_path: the labels do not match. The teacher predicts {', '.join(found)}. The data contain "
-        f"{needed}. Choose a teacher that was fine-tuned for this task."
-    )
+    if len(found) != len(expected or [""]) or not (unnamed or same):
+        raise InputError(
+            f"--teacher_name_or_path: the labels do not match. The teacher predicts {', '.join(found)}. The data "
+            f"contain {needed}. Choose a teacher that was fine-tuned for this task."
+        )
+    if expected is not None and not same:
+        logger.warning("--teacher_name_or_path: the teacher stores no label names. Assuming the order %s.", needed)
 
 
 def list_labels(config: PreTrainedConfig) -> list[str]:

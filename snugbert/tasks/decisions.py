@@ -49,18 +49,12 @@ class Rule(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """The rule chosen on validation examples, and its effect on these examples.
+    """The rule chosen on validation examples, and its effect on these examples."""
 
-    Attributes:
-        rule: the rule chosen on all validation examples.
-        plain: the answers without temperature and thresholds.
-        fitted: the cross-fitted answers.
-    """
-
-    rule: Rule
+    rule: Rule  # chosen on all examples
     references: np.ndarray
-    plain: TextAnswers
-    fitted: TextAnswers
+    plain: TextAnswers  # without temperature and thresholds
+    fitted: TextAnswers  # cross-fitted
 
     def describe_calibration(self) -> dict[str, Any]:
         """Returns the entry `calibration` of a config.json.
@@ -113,13 +107,7 @@ def compute_probabilities(logits: np.ndarray, several_labels: bool) -> np.ndarra
 
 
 def decide(logits: np.ndarray, several_labels: bool, thresholds: Mapping[int, float]) -> TextAnswers:
-    """Returns the decisions and their probabilities.
-
-    Args:
-        logits: *Shape:* (N, C)
-        several_labels: whether an example can have several labels.
-        thresholds: see [`Rule`].
-    """
+    """Returns the decisions and their probabilities. For the thresholds see [`Rule`]. `logits`: *Shape:* (N, C)"""
     probabilities = compute_probabilities(logits, several_labels)
     if several_labels:
         chosen = probabilities >= list(thresholds.values()) if thresholds else logits > 0
@@ -151,7 +139,6 @@ def choose_decisions(
     """Chooses a rule on all examples, and decides the examples of each fold with a rule chosen on the other folds.
 
     Args:
-        logits: *Shape:* (N, C)
         calibrate: whether to choose a temperature. If not, the temperature is 1.
         metric: the metric to choose thresholds for, on calibrated probabilities. None: no thresholds.
         positive: id of the positive label, with one label per example.
@@ -181,8 +168,6 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
     """Returns the temperature with the lowest negative log-likelihood: Guo et al. (2017), section 4.2.
 
     If every decision is correct, the loss has no minimum. Then the result is 1.
-
-    `logits`: *Shape:* (N, C)
     """
     logits = logits.astype(np.float64)
     several = references.ndim == 2
@@ -202,12 +187,12 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
 def choose_threshold(probabilities: np.ndarray, correct: np.ndarray, metric: str) -> float:
     """Returns the threshold of a label with the highest F1 or accuracy. Ties go to the threshold nearest to 0.5.
 
-    All midpoints of neighboring probabilities are tried, and 0.5.
+    All midpoints of neighboring probabilities are tried, and 0.5. The mean F1 is highest if the F1 of each label is.
 
     Args:
         probabilities: of the label. *Shape:* (N,)
         correct: whether the label is correct. *Shape:* (N,)
-        metric: "f1", "macro_f1" (the mean over labels is highest if the F1 of each label is) or "accuracy".
+        metric: "f1", "macro_f1" or "accuracy".
     """
     values = np.unique([0.0, *probabilities, 1.0])
     thresholds = np.append((values[1:] + values[:-1]) / 2, 0.5)
@@ -226,9 +211,7 @@ def choose_threshold(probabilities: np.ndarray, correct: np.ndarray, metric: str
 def read_coverage(calibration: Mapping[str, str], least: float) -> tuple[float, float]:
     """Returns the share of validation examples with at least this confidence, and the accuracy on these examples.
 
-    Args:
-        calibration: see [`Decisions.describe_calibration`].
-        least: the confidence, which is rounded up to hundredths.
+    `least`, the confidence, is rounded up to hundredths.
     """
     first = int(np.ceil(round(100 * least, 6)))
     examples, correct = ([int(count) for count in calibration[name].split()] for name in ("examples", "correct"))

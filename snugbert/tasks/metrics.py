@@ -2,8 +2,7 @@
 
 `evaluate.load("glue", "mrpc")` downloads a script from the Hub and runs it. `TaskMetric(TextClassification(
 task_name="mrpc"))` is the same metric, with the same names, without a download. Tests compare all metrics with
-scikit-learn, SciPy, seqeval and the official scripts. Resampling with these libraries would be slow: they take no
-counts.
+scikit-learn, SciPy, seqeval and the official scripts, which would be slow in resampling.
 
 Shapes: `counts` (rows,) are the numbers of examples with each row.
 """

@@ -172,10 +172,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def encode(self, split: ChoiceSplit) -> Features:
-        """Tokenizes the pairs of text and choice. Truncates the longer text first.
-
-        The correct choice is in the column `label`.
-        """
+        """Tokenizes the pairs of text and choice. The correct choice is in the column `label`."""
         counts = [len(example.choices) for example in split.examples]
         texts = [example.text for example in split.examples for _ in example.choices]
         choices = [choice for example in split.examples for choice in example.choices]
@@ -249,10 +246,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         """Does nothing: choices are not classes."""
 
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Example:
-        """Returns the text and its choices.
-
-        `columns`: two columns with a text and a list of texts; or columns like SWAG's.
-        """
+        """Returns the text and its choices: a text and a list of texts, or columns like SWAG's."""
         if len(columns) > 2:
             text, beginning, *endings = (read_text(values, column) for column in columns)
             return Example(text, [f"{beginning} {ending}" for ending in endings])
@@ -274,7 +268,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
 
 
 def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the columns that hold the text and the choices."""
     for columns in MultipleChoice.default_columns:
         if all(column in values for column in columns):
             return columns
@@ -282,7 +275,6 @@ def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_label(values: Mapping[str, Any], number: int) -> int | None:
-    """Returns the label of a row that has `number` choices. None if the label is missing."""
     label = clean_label(str(values.get("label")))
     if label in NO_LABEL:
         return None

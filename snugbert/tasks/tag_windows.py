@@ -130,10 +130,7 @@ def _plan_windows(
 
 
 def _group(lengths: Sequence[int] | np.ndarray, limit: int) -> list[tuple[int, int]]:
-    """Groups neighbors whose lengths add up to at most `limit`, and returns start and end of each group.
-
-    A neighbor that is longer than `limit` is a separate group.
-    """
+    """Returns start and end of groups of neighbors with a total length up to `limit`. Longer ones stay alone."""
     groups = []
     begin = total = 0
     for i, length in enumerate(lengths):
@@ -147,9 +144,7 @@ def _group(lengths: Sequence[int] | np.ndarray, limit: int) -> list[tuple[int, i
 def _add_context(first: int, last: int, starts: np.ndarray, room: int) -> tuple[int, int]:
     """Extends a window by whole words, equally on both sides as far as possible, and returns its start and end.
 
-    Args:
-        last: the end of the labeled tokens, exclusive.
-        starts: the first token of each word that can be included, and the end of the last word.
+    `starts`: the first token of each word that can be included, and the end of the last word.
     """
     free = room - (last - first)
     right = min(max(free // 2, free - (first - starts[0])), starts[-1] - last)

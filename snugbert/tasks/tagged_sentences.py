@@ -148,7 +148,7 @@ def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: "N
 
 
 def _read_lines(data: Path | Dataset, longest: int) -> Iterator[str]:
-    """Yields the lines of a file with their line ends, or a line of JSON for each row of a dataset."""
+    """Yields the lines of a file, or a line of JSON for each row of a dataset."""
     if isinstance(data, Path):
         return read_text_lines(data, longest)
     return (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in data)
@@ -198,13 +198,10 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
         split.types = frozenset(list_types(split.types)) if has_entities else split.types
     if not has_entities:
         examples = ", ".join(repr(tag) for tag, _ in counts.most_common(3))
-        logger.warning(
-            "%s: the tags mark no entities (%d different, such as %s), so the metric is accuracy. Set "
-            "--label_column_name to read other tags.",
-            labeled[0][0].source,
-            len(counts),
-            examples,
+        message = (
+            "%s: the tags mark no entities (such as %s), so the metric is accuracy. To change: --label_column_name."
         )
+        logger.warning(message, labeled[0][0].source, examples)
         return None
     invalid: dict[str, list[tuple[int, int, str]]] = {}  # scheme -> sentence, word and expected tag
     for candidate in (name + bare for name in (SCHEMES if scheme == "auto" else (scheme,))):
@@ -220,11 +217,10 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
     if invalid[scheme]:
         index, word, expected = invalid[scheme][0]
         split, sentence, tags = labeled[index]
-        before = f"after {tags[word - 1]!r}" if word else "at the start of a sentence"
+        number = format_count(len(invalid[scheme]), "such tag")
         message = (
-            f"{split.describe_word(sentence, word)}: tag {tags[word]!r} {before} is invalid in {shown}"
-            f"{', the best fitting scheme' if len(invalid) > 1 else ''}. conlleval reads it as {expected!r} "
-            f"({format_count(len(invalid[scheme]), 'such tag')})."
+            f"{split.describe_word(sentence, word)}: tag {tags[word]!r} is invalid in {shown} at this place. conlleval "
+            f"reads it as {expected!r} ({number})."
         )
         if on_bad_tag == "stop":
             raise InputError(f"{message} Fix the tags, or set --on_bad_tag repair.")
