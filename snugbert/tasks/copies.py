@@ -18,14 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class ExampleCopies:
-    """The copies among the examples of a run.
-
-    Attributes:
-        sentences: the counts that are not zero, in plain English, for results and model cards.
-    """
+    """The copies among the examples of a run."""
 
     def __init__(self) -> None:
-        self.sentences: list[str] = []
+        self.sentences: list[str] = []  # the counts that are not zero, for results and model cards
         self._keys: dict[str, set[int]] = {}  # title of a set -> hashes of the texts of its examples
 
     def count(self, task: Task[Any, Any, Any], splits: Mapping[str, Split]) -> None:

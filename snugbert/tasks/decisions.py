@@ -23,29 +23,24 @@ COLDEST, HOTTEST = 0.01, 20.0
 class TextAnswers(NamedTuple):
     """The answers to all examples of a split.
 
-    Attributes:
-        values: regression: the number, *shape* (N,), or (N, C) if the model predicts several. One label: its id,
-            *shape* (N,). Several labels: 1 for labels with a probability above 0.5, else 0, *shape* (N, C). A model
-            that stores `thresholds` predicts the labels that reach them.
-        probabilities: the probability of each label. None: regression. *Shape:* (N, C)
+    The values are numbers, *shape* (N,), or (N, C) if the model predicts several; label ids, *shape* (N,); or, for
+    several labels, 1 for labels with a probability above 0.5, else 0, *shape* (N, C). A model that stores `thresholds`
+    predicts the labels that reach them.
     """
 
     values: np.ndarray
-    probabilities: np.ndarray | None = None
+    probabilities: np.ndarray | None = None  # of each label, (N, C). None: regression
 
 
 class Rule(NamedTuple):
     """How logits become decisions.
 
-    Attributes:
-        temperature: the divisor of the logits.
-        thresholds: label id, in ascending order -> lowest probability at which the label is predicted. With one label
-            per example, only the positive of two labels has a threshold. Without thresholds, the most probable label
-            is predicted, or, with several labels per example, all labels with a probability above 0.5.
+    With one label per example, only the positive of two labels has a threshold. Without thresholds, the most probable
+    label is predicted, or, with several labels per example, all labels with a probability above 0.5.
     """
 
-    temperature: float
-    thresholds: dict[int, float]
+    temperature: float  # the divisor of the logits
+    thresholds: dict[int, float]  # label id, ascending -> lowest probability at which the label is predicted
 
 
 class Decisions(NamedTuple):

@@ -17,18 +17,11 @@ from snugbert.tasks.outputs import Logits
 
 
 class EvaluationSet(Generic[Answers]):
-    """Examples to predict, and to score if they are labeled.
-
-    Args:
-        train: training examples, for the baseline. None if there are no training examples.
-
-    Attributes:
-        name: prefix of metrics and files, such as "eval".
-    """
+    """Examples to predict, and to score if they are labeled. The baseline learns from `train`, if there is one."""
 
     def __init__(self, task: Task[Any, Any, Answers], split: Split, train: Split | None = None):
         self.task, self.split, self._train = task, split, train
-        self.name = task.set_names[split.name]
+        self.name = task.set_names[split.name]  # prefix of metrics and files, such as "eval"
         self.features = task.encode(split)
         self._decoded: tuple[Logits, Answers] | None = None
 

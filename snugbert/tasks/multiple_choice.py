@@ -46,31 +46,21 @@ class Example(NamedTuple):
 
 
 class ChoiceAnswers(NamedTuple):
-    """The answers to all examples of a split.
+    """The answers to all examples of a split."""
 
-    Attributes:
-        values: the predicted choice, counted from 0. *Shape:* (N,)
-        probabilities: the probability of each choice. *Shape:* (C,) each
-    """
-
-    values: np.ndarray
-    probabilities: Sequence[np.ndarray] = ()
+    values: np.ndarray  # the predicted choices, counted from 0, (N,)
+    probabilities: Sequence[np.ndarray] = ()  # of each choice, (C,) each
 
 
 @dataclass
 class ChoiceSplit:
-    """The examples of a split.
-
-    Attributes:
-        references: the correct choice of each example, counted from 0. None: not labeled. *Shape:* (N,)
-        others: the values of each row besides its texts and its label.
-    """
+    """The examples of a split."""
 
     name: str
     source: str
     examples: list[Example]
-    references: np.ndarray | None = None
-    others: list[dict[str, Any]] = field(default_factory=list)
+    references: np.ndarray | None = None  # the correct choices, counted from 0, (N,). None: not labeled
+    others: list[dict[str, Any]] = field(default_factory=list)  # values of each row besides texts and label
 
     @property
     def labeled(self) -> bool:

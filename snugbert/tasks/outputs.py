@@ -26,34 +26,21 @@ OUTSIDE = -1e30  # score of a position after the end of a window. It is finite, 
 
 
 class Items(NamedTuple):
-    """The items of a batch, for distillation.
+    """The items of a batch, for distillation."""
 
-    Attributes:
-        student: the student's logits. *Shape:* (I, C)
-        teacher: the teacher's logits. *Shape:* (I, C)
-        labels: the gold labels. *Shape:* (I,), or (I, C) with several labels per example
-    """
-
-    student: torch.Tensor
-    teacher: torch.Tensor
-    labels: torch.Tensor
+    student: torch.Tensor  # logits [I, C]
+    teacher: torch.Tensor  # logits [I, C]
+    labels: torch.Tensor  # gold labels [I], or [I, C] with several labels per example
 
 
 class Output(ABC):
-    """The form of a head's outputs.
+    """The form of a head's outputs."""
 
-    Attributes:
-        label_columns: the columns of features that contain labels.
-        counted_labels: the column of a batch whose labels the loss counts.
-        per_token: whether there are logits for every token.
-        labels_mark_items: whether the labels decide which tokens are items.
-    """
-
-    label_columns: tuple[str, ...]
-    counted_labels: str = "labels"
+    label_columns: tuple[str, ...]  # of features
+    counted_labels: str = "labels"  # the column of a batch whose labels the loss counts
     names: tuple[str, ...] = ("logits",)
-    per_token: bool = True
-    labels_mark_items: bool = False
+    per_token: bool = True  # whether there are logits for every token
+    labels_mark_items: bool = False  # whether the labels decide which tokens are items
 
     @abstractmethod
     def count_items(self, inputs: Dataset) -> np.ndarray:
@@ -95,9 +82,7 @@ class Output(ABC):
     ) -> Iterator[Items]:
         """Yields the items of a batch; for spans, first the starts and then the ends. Their losses are averaged.
 
-        Args:
-            outputs: the student's outputs.
-            batch: the student's inputs, packed or padded. A row filled by [`pad_row`] has more items than `teacher`.
+        Outputs and batch are the student's. A row filled by [`pad_row`] has more items than `teacher`.
         """
 
 
@@ -192,12 +177,7 @@ class _SpanOutput(Output):
 
 
 def average_windows(logits: Sequence[np.ndarray], counts: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-    """Returns the mean logits of each document, from the logits of all windows in order.
-
-    Args:
-        logits: the logits of each window. *Shape:* (C,) each
-        counts: number of windows of each document. *Shape:* (documents,)
-    """
+    """Returns the mean logits of each document, from all windows in order and their number in each document."""
     return [windows.mean(0) for windows in np.split(np.stack(logits), np.cumsum(counts)[:-1])]
 
 

@@ -163,7 +163,8 @@ def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stri
 
 def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[_TokenizedText]:
     # verbose=False: no warning about long texts, which are cut into windows.
-    encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    only_ids = {"return_attention_mask": False, "return_token_type_ids": False, "add_special_tokens": False}
+    encoded = tokenizer(texts, return_offsets_mapping=True, verbose=False, **only_ids)
     return [
         _TokenizedText(np.array(ids, np.int32), *np.array(mapping, np.int32).reshape(-1, 2).T.copy())
         for ids, mapping in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)

@@ -27,20 +27,13 @@ WINDOWS_PER_BATCH = 500  # with 20 starts and 30 ends each, the scores take 2.4 
 
 
 class Candidate(NamedTuple):
-    """A possible answer. `_asdict()` is an entry of `nbest_predictions.json`.
+    """A possible answer. `_asdict()` is an entry of `nbest_predictions.json`."""
 
-    Attributes:
-        text: a part of the context, or "" for "no answer".
-        probability: softmax of the scores over the question's candidates.
-        start_logit, end_logit: the model's logits. Their sum is the score.
-        start, end: characters of the context: `context[start:end]` is the text. Both are 0 for "no answer".
-    """
-
-    text: str
-    probability: float
+    text: str  # `context[start:end]`, or "" for "no answer"
+    probability: float  # softmax of the scores over the question's candidates
     start_logit: float
     end_logit: float
-    start: int
+    start: int  # in characters
     end: int
 
     @property
@@ -53,21 +46,13 @@ NO_ANSWER = Candidate("", 0.0, 0.0, 0.0, 0, 0)
 
 
 class Answer(NamedTuple):
-    """The answer to a question.
+    """The answer to a question."""
 
-    Attributes:
-        text: a part of the context, or "" for "no answer".
-        null_odds: the score of "no answer" minus the score of the best span. None without `version_2`.
-        best_span: the text of the best span, even if "no answer" scores higher. "" if the context has no tokens.
-        n_best: at least one candidate, best first.
-        log_total: the logarithm of the softmax denominators of the starts and of the ends, added up.
-    """
-
-    text: str
-    null_odds: float | None
-    best_span: str
-    n_best: list[Candidate]
-    log_total: float = math.nan
+    text: str  # a part of the context, or "" for "no answer"
+    null_odds: float | None  # score of "no answer" minus score of the best span. None without `version_2`
+    best_span: str  # even if "no answer" scores higher. "" if the context has no tokens
+    n_best: list[Candidate]  # at least one, best first
+    log_total: float = math.nan  # logarithms of the softmax denominators of starts and of ends, added up
 
     @property
     def chosen(self) -> Candidate:

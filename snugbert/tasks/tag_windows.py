@@ -20,15 +20,10 @@ from snugbert.tasks.windows import make_inputs, make_lists
 
 @dataclass
 class TagWindows(Features):
-    """Windows of sentences, and the position at which each word is labeled and predicted.
+    """Windows of sentences, and the position at which each word is labeled and predicted."""
 
-    Attributes:
-        window_indices: the window of each word. *Shape:* (W,)
-        token_indices: the position of the word's first sub-token in that window. *Shape:* (W,)
-    """
-
-    window_indices: np.ndarray
-    token_indices: np.ndarray
+    window_indices: np.ndarray  # the window of each word, (W,)
+    token_indices: np.ndarray  # the position of the word's first sub-token in that window, (W,)
 
 
 def put_space_before_words(tokenizer: PreTrainedTokenizerBase) -> None:

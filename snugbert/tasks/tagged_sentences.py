@@ -198,9 +198,7 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
         split.types = frozenset(list_types(split.types)) if has_entities else split.types
     if not has_entities:
         examples = ", ".join(repr(tag) for tag, _ in counts.most_common(3))
-        message = (
-            "%s: the tags mark no entities (such as %s), so the metric is accuracy. To change: --label_column_name."
-        )
+        message = "%s: the tags mark no entities (such as %s), so the metric is accuracy. Check --label_column_name."
         logger.warning(message, labeled[0][0].source, examples)
         return None
     invalid: dict[str, list[tuple[int, int, str]]] = {}  # scheme -> sentence, word and expected tag
@@ -219,8 +217,8 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
         split, sentence, tags = labeled[index]
         number = format_count(len(invalid[scheme]), "such tag")
         message = (
-            f"{split.describe_word(sentence, word)}: tag {tags[word]!r} is invalid in {shown} at this place. conlleval "
-            f"reads it as {expected!r} ({number})."
+            f"{split.describe_word(sentence, word)}: tag {tags[word]!r} is invalid in {shown} here. conlleval reads "
+            f"it as {expected!r} ({number})."
         )
         if on_bad_tag == "stop":
             raise InputError(f"{message} Fix the tags, or set --on_bad_tag repair.")

@@ -54,15 +54,10 @@ entities, accuracy, and for each type, such as PER: PER_precision, PER_recall, P
 
 
 class TagAnswers(NamedTuple):
-    """The answers to the sentences of a split.
+    """The answers to the sentences of a split."""
 
-    Attributes:
-        tags: the predicted tags of each sentence, in the scheme of the data.
-        scores: the probabilities of the predicted labels of each sentence. *Shape:* (words,) each. Empty if unknown.
-    """
-
-    tags: Tags
-    scores: Sequence[np.ndarray] = ()
+    tags: Tags  # in the scheme of the data
+    scores: Sequence[np.ndarray] = ()  # probabilities of the predicted labels, (words,) each. Empty if unknown
 
 
 class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
@@ -70,9 +65,6 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
     The labels are O, and B- and I- for each entity type. If the tags mark no entities, they are the labels, and the
     metric is accuracy. A checkpoint that is not trained may have other tags.
-
-    Attributes:
-        scheme: the tagging scheme of the data, to which predictions are converted. None: no conversion.
     """
 
     arguments = NerDataArguments
@@ -87,7 +79,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     metric_info = METRIC_INFO
     default_columns = (("tokens",), ("text",))
     predicted_columns = ("predicted_tags", "entities")
-    scheme: str | None = None
+    scheme: str | None = None  # of the data. Predictions are converted to it. None: no conversion
 
     # --- data ---------------------------------------------------------------------------------------------------
 
