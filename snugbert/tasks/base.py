@@ -83,58 +83,38 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     `choose_labels` or `use_checkpoint` and then `use_tokenizer` connect a task with a model. Use a copy of the task
     for each model. `args` says how to read the data, and how to answer. Default: made from `settings`.
-
-    Attributes:
-        head: the head of the models, such as "ForTokenClassification".
-        padding_collator: makes the collator of padded batches of the features.
-        noun: what messages call the examples.
-        set_names: split -> name of the evaluation set, which is the prefix of metrics and files. The name begins with
-            "eval" for validation sets and with "predict" for test sets.
-        paper_learning_rate: the learning rate of BERT-base in the BERT paper.
-        perfect_score: the value of a perfect score in the metrics: 1 for fractions, 100 for percent.
-        main_metric: the metric that selects the best model or setting.
-        metrics: the metrics that the summary shows. They and [`list_label_metrics`] may select the best model or
-            setting. A run adds the chosen metric.
-        training_metrics: the metrics to log during training. None: all.
-        metric_info: `description`, `citation` and `inputs_description` of the metrics, for [`TaskMetric`].
-        default_columns: the columns to predict from, by priority, if the user names none.
-        any_columns: whether to look for other columns with text if no default column exists.
-        predicted_columns: the columns that `to_columns` may return.
-        labels: the labels in the order of their ids. None: the task has no classes.
-        thresholds: label id -> lowest probability at which a text classifier predicts the label. Empty: no thresholds.
-        windows: maximum tokens of a window, and tokens that neighbors share, if the model averages its logits over the
-            windows of a long text. None if it does not average.
-        chooses_decisions: whether a run chooses thresholds or a temperature after training.
-        lengths: numbers of texts, of truncated texts, of tokens in truncated texts, and of tokens that were cut, over
-            all calls of `encode`. Zero in tasks that do not count them.
     """
 
     arguments: ClassVar[type[DataArguments]]
-    head: ClassVar[str]
+    head: ClassVar[str]  # of the models, such as "ForTokenClassification"
     output: ClassVar[Output]
     padding_collator: ClassVar[Callable[..., DataCollator]] = DataCollatorWithPadding
-    noun: ClassVar[str] = "examples"
+    noun: ClassVar[str] = "examples"  # in messages
+    # Split -> name of the evaluation set, the prefix of metrics and files: "eval..." or "predict...".
     set_names: ClassVar[dict[str, str]] = {"validation": "eval", "test": "predict"}
-    paper_learning_rate: ClassVar[float] = 3e-5
-    perfect_score: ClassVar[int] = 1
-    metric_info: ClassVar[dict[str, Any]]
-    default_columns: ClassVar[tuple[tuple[str, ...], ...]]
-    any_columns: ClassVar[bool] = False
-    predicted_columns: ClassVar[tuple[str, ...]]
+    paper_learning_rate: ClassVar[float] = 3e-5  # of BERT-base in the BERT paper
+    perfect_score: ClassVar[int] = 1  # 1 for fractions, 100 for percent
+    metric_info: ClassVar[dict[str, Any]]  # description, citation and inputs_description, for `TaskMetric`
+    default_columns: ClassVar[tuple[tuple[str, ...], ...]]  # to predict from, by priority, if the user names none
+    any_columns: ClassVar[bool] = False  # whether to look for other columns with text if no default column exists
+    predicted_columns: ClassVar[tuple[str, ...]]  # the columns that `to_columns` may return
 
-    main_metric: str
+    main_metric: str  # selects the best model or setting
+    # The summary shows these. They and `list_label_metrics` may select the best model. A run adds the chosen metric.
     metrics: tuple[str, ...]
-    training_metrics: tuple[str, ...] | None = None
-    labels: list[str] | None = None
+    training_metrics: tuple[str, ...] | None = None  # to log during training. None: all
+    labels: list[str] | None = None  # in the order of their ids. None: the task has no classes
     problem: Problem = "single_label_classification"
+    # Maximum tokens of a window, and tokens that neighbors share, if the model averages logits over a text's windows.
     windows: tuple[int, int] | None = None
-    chooses_decisions: bool = False
+    chooses_decisions: bool = False  # whether a run chooses thresholds or a temperature after training
     tokenizer: PreTrainedTokenizerBase
     max_length: int
 
     def __init__(self, args: DataArguments | None = None, **settings: Any):
         self.args: Any = self.arguments(**settings) if args is None else args
-        self.thresholds: dict[int, float] = {}
+        self.thresholds: dict[int, float] = {}  # label id -> lowest probability at which the label is predicted
+        # Texts, truncated texts, tokens in truncated texts, and tokens that were cut, in all calls of `encode`.
         self.lengths = np.zeros(4, np.int64)
 
     def copy(self, **settings: Any) -> Self:

@@ -61,36 +61,21 @@ FORMS = (
 
 @dataclass
 class TextSplit:
-    """The examples of a split.
+    """The examples of a split."""
 
-    Attributes:
-        name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
-        texts: a list of texts, or two lists for pairs.
-        labels: the label of each example, or a list of its labels if examples can have several. None: not labeled.
-        indices: the index of a GLUE example in its source, otherwise its position.
-        rows: the row in the source, for messages.
-        values: your own examples to score or predict: all columns but the label.
-        class_names: the dataset's class names in the order of their ids, or LABEL_0, LABEL_1 and so on for label
-            vectors. Empty if there are no class names.
-        split_in_dataset: the name of the split in the dataset. None for a file.
-        limit: maximum number of examples to use, from the start. None: all. The labels of all examples are collected.
-        references: what [`encode_labels`] returns for the examples to use. None: not labeled, or labels are not chosen
-            yet.
-    """
-
-    name: str
+    name: str  # "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched"
     source: str
     text_columns: tuple[str, ...] = ()
-    texts: list[list[str]] = field(default_factory=list)
-    labels: list[Any] = field(default_factory=list)
-    indices: list[object] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    values: list[dict[str, object]] = field(default_factory=list)
-    class_names: tuple[str, ...] = ()
+    texts: list[list[str]] = field(default_factory=list)  # a list of texts, or two lists for pairs
+    labels: list[Any] = field(default_factory=list)  # a label, a list of labels, or None for each example
+    indices: list[object] = field(default_factory=list)  # of GLUE examples in their source, otherwise positions
+    rows: list[int] = field(default_factory=list)  # in the source, for messages
+    values: list[dict[str, object]] = field(default_factory=list)  # all columns but the label. Empty in training
+    class_names: tuple[str, ...] = ()  # of a dataset, by id; LABEL_0, LABEL_1 and so on for label vectors
     split_in_dataset: str | None = None
-    limit: int | None = None
+    limit: int | None = None  # maximum number of examples to use. The labels of all examples are collected
     multi_label: bool = False
-    references: np.ndarray | None = None
+    references: np.ndarray | None = None  # from `encode_labels`, for the examples to use
 
     @property
     def labeled(self) -> bool:

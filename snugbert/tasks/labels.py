@@ -33,13 +33,11 @@ def choose_labels(
     sorted. If all training labels are numbers and some have a decimal point, the task is a regression.
 
     Args:
-        task: the GLUE task. None: your own data.
         checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, ignoring
             case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
             examples, these labels are used.
         regression: True for a regression, False for a classification. None: inferred from the labels.
-        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. The labels
-            in the data keep the data's spelling.
+        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels.
     """
     if regression:
         return None
@@ -143,15 +141,9 @@ def _are_numbers(train: TextSplit) -> bool:
 def encode_labels(
     split: TextSplit, labels: list[str] | None, from_checkpoint: bool = False
 ) -> list[int] | list[float] | list[list[float]]:
-    """Encodes the label of each example.
+    """Returns the label id of each example, a list of 1.0 or 0.0 for several labels, or the number (regression).
 
-    Args:
-        labels: from [`choose_labels`].
-        from_checkpoint: whether `labels` are the labels of a checkpoint that is not trained, for messages.
-
-    Returns:
-        The label id of each example. With several labels per example: a list of 1.0 or 0.0 for each of `labels`. For a
-        regression: the number.
+    `from_checkpoint`: whether `labels` are the labels of a checkpoint that is not trained, for messages.
     """
     if split.multi_label and not labels:
         raise InputError(f"{split.source} has lists of labels. Expected one number per example.")

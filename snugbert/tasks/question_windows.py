@@ -23,22 +23,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ContextWindows(Features):
-    """N windows, and the position of their tokens in the contexts. The last three have a value per context token.
+    """N windows, and the position of their tokens in the contexts. The last three have a value per context token."""
 
-    Attributes:
-        inputs: N rows of model inputs. For training, also start_positions and end_positions.
-        question_indices: the question of each window. The windows of a question are adjacent and in order. int32, (N,)
-        context_offsets: the position in the window of its first context token. int32, *Shape:* (N,)
-        char_starts: where each context token of a window starts in the context, in characters.
-        char_ends: where it ends (exclusive).
-        max_context: whether no other window has more context around the token.
-    """
-
-    question_indices: np.ndarray
-    context_offsets: np.ndarray
-    char_starts: list[np.ndarray]
-    char_ends: list[np.ndarray]
-    max_context: list[np.ndarray]
+    question_indices: np.ndarray  # of each window, adjacent and in order. int32, (N,)
+    context_offsets: np.ndarray  # the position in the window of its first context token. int32, (N,)
+    char_starts: list[np.ndarray]  # where each context token of a window starts in the context, in characters
+    char_ends: list[np.ndarray]  # where it ends (exclusive)
+    max_context: list[np.ndarray]  # whether no other window has more context around the token
 
 
 class _TokenizedText(NamedTuple):

@@ -96,9 +96,7 @@ def best_answers(
             of [CLS] in the window with the lowest sum. So a question has no answer only if no window has an answer.
         null_threshold: the answer is "" if the odds of "no answer" exceed this.
 
-    Returns:
-        One answer per question. If the context has no tokens, the answer is "", and with `version_2` the odds of
-        "no answer" are [`SURELY_NULL`].
+    If a context has no tokens, the answer is "", and with `version_2` the odds of "no answer" are [`SURELY_NULL`].
     """
     spans: list[list[Candidate]] = [[] for _ in questions]
     counts = np.bincount(windows.question_indices)
@@ -217,12 +215,7 @@ def _score_no_answer(
 
 
 def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
-    """Returns the log of each question's softmax denominator, (questions,), over [CLS] and context of all its windows.
-
-    Args:
-        windows: at least one for each question.
-        logits: start or end logits. *Shape:* (N, L)
-    """
+    """Returns the log of each question's softmax denominator, (questions,), over [CLS] and context of all windows."""
     token_indices = np.arange(logits.shape[1])
     first = windows.context_offsets
     end = first + [len(char_starts) for char_starts in windows.char_starts]

@@ -55,10 +55,7 @@ def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -
 
 
 def measure_answers(golds: Sequence[Sequence[str]], answers: Sequence[str]) -> np.ndarray:
-    """Measures answers as in SQuAD v1.1: exact match and F1 of each question. float64, *shape* (N, 2)
-
-    `golds`: the correct answers to each question, at least one.
-    """
+    """Measures answers as in SQuAD v1.1: exact match and F1 of each question. float64, *shape* (N, 2)"""
     if not all(golds):
         raise ValueError("A question has no reference answers. Use the metrics of SQuAD v2.0.")
     pairs = zip(answers, golds, strict=True)
@@ -68,10 +65,9 @@ def measure_answers(golds: Sequence[Sequence[str]], answers: Sequence[str]) -> n
 def measure_answers_v2(
     golds: Sequence[Sequence[str]], answers: Sequence[str], spans: Sequence[str], null_odds: Sequence[float]
 ) -> np.ndarray:
-    """Measures answers as in SQuAD v2.0.
+    """Measures answers as in SQuAD v2.0. `golds` are empty if a question has no answer.
 
     Args:
-        golds: the correct answers to each question; empty if a question has no answer.
         spans: the answers at the highest threshold: the best span, even where "no answer" scores higher. They should
             not be "", because a threshold cannot bring back an answer that was replaced.
         null_odds: the score of "no answer", in any unit. A threshold replaces answers with larger odds by "".

@@ -59,32 +59,19 @@ class Text(NamedTuple):
 
 @dataclass
 class TagSplit:
-    """The sentences of a split.
-
-    Attributes:
-        sentences: the sentences. After [`check_tags`] their entity tags are in BIO.
-        one_word_per_line: whether the source is a CoNLL file.
-        types: the tags in the source, including sentences beyond the limit on examples. [`check_tags`] replaces entity
-            tags by their types.
-        suffix: suffix of the source, without .gz and .zst. A dataset is written as JSON lines.
-        lines: the lines of the source. Empty for training and unlabeled sentences.
-        encoding: how Python opens the source: "utf-8", or "utf-8-sig" if it begins with a byte order mark.
-        limited: whether a limit on examples left out sentences at the end of the source.
-        texts: for each sentence the text that it was made from, or None. Empty unless texts are predicted.
-        has_entities: whether the tags mark entities. False for other tags, such as parts of speech.
-    """
+    """The sentences of a split."""
 
     name: str
     source: str
-    sentences: list[Sentence]
-    one_word_per_line: bool = False
-    types: frozenset[str] = frozenset()
-    suffix: str = ".jsonl"
-    lines: Sequence[str] = ()
-    encoding: str = "utf-8"
-    limited: bool = False
-    texts: Sequence[Text | None] = ()
-    has_entities: bool = True
+    sentences: list[Sentence]  # after `check_tags`, their entity tags are in BIO
+    one_word_per_line: bool = False  # whether the source is a CoNLL file
+    types: frozenset[str] = frozenset()  # entity types, or other tags, also of sentences beyond the limit on examples
+    suffix: str = ".jsonl"  # of the source, without .gz and .zst
+    lines: Sequence[str] = ()  # of the source. Empty for training and unlabeled sentences
+    encoding: str = "utf-8"  # "utf-8-sig" if the source begins with a byte order mark
+    limited: bool = False  # whether a limit on examples left out sentences at the end of the source
+    texts: Sequence[Text | None] = ()  # that sentences were made from. Empty unless texts are predicted
+    has_entities: bool = True  # False for other tags, such as parts of speech
 
     @property
     def labeled(self) -> bool:
@@ -170,7 +157,9 @@ def _check_sentences(sentences: list[Sentence], source: str, in_documents: bool,
 
 
 def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> str | None:
-    """Finds the tagging scheme, and converts the tags of all splits to BIO. Tags that mark no entities stay the same.
+    """Converts the tags of all splits to BIO, and returns their scheme, such as "bio without types".
+
+    Returns None if the tags mark no entities. Then they stay the same.
 
     The training data decide whether tags mark entities, or all splits without training data. A split with sentences
     that have no tags loses its other tags.
@@ -178,9 +167,6 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
     Args:
         scheme: the scheme of all splits. "auto": the scheme with the fewest invalid tags, see [`find_invalid_tags`].
         on_bad_tag: "stop" at invalid tags, or "repair" them: use `conlleval`'s reading, with a warning.
-
-    Returns:
-        The scheme, such as "bio" or "bio without types". None: the tags mark no entities.
     """
     labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
     decisive = [tags for split, _, tags in labeled if split.name == "train"] or [tags for _, _, tags in labeled]
