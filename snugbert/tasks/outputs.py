@@ -121,7 +121,8 @@ class _TokenOutput(Output):
         return np.concatenate([row[: len(ids)][np.array(ids) != IGNORE_INDEX] for row, ids in pairs])
 
     def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        labels = {name: batch.pop(name) for name in ("labels", "label_indices") if name in batch}
+        names = [name for name in ("labels", "label_indices") if name in batch]
+        labels: dict[str, torch.Tensor] = {name: batch.pop(name) for name in names}
         if "label_indices" not in labels:  # a padded batch
             labels["label_indices"] = (labels["labels"].flatten() != IGNORE_INDEX).nonzero().squeeze(-1)
         return labels
