@@ -91,7 +91,7 @@ class QuestionAnswerer:
 
         Returns:
             A dict. With `top_k` above 1, a list of dicts, best first. For a sequence of questions, a list with the
-            result of each question. The dict, see [`ExtractedAnswer`], contains
+            result of each question. The dict contains
 
             - score: the probability that the answer starts at its first token times the probability that it ends at
               its last token. Both softmaxes run over [CLS] and the context tokens of all windows.

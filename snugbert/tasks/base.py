@@ -40,13 +40,9 @@ Sources = Mapping[str, Sequence[Path | Dataset]]  # split -> the files or the da
 
 
 class Baseline(NamedTuple):
-    """The metrics of one simple answer to every example.
+    """The metrics of one simple answer to every example."""
 
-    Attributes:
-        answer: the answer, as displayed: "always 'positive'".
-    """
-
-    answer: str
+    answer: str  # as displayed: "always 'positive'"
     metrics: dict[str, float]
 
 
@@ -70,9 +66,8 @@ class Split(Protocol):
 class Features:
     """Model inputs of the examples of a split. Subclasses add what `decode` needs to know about the windows.
 
-    Attributes:
-        inputs: W rows with input_ids and the other inputs of the tokenizer, one value per token. Also the label
-            columns of the task's output, if the split is labeled and a model can learn or report a loss from it.
+    `inputs` has W rows with the inputs of the tokenizer, and with the label columns of the task's output if the split
+    is labeled and a model can learn or report a loss from it.
     """
 
     inputs: Dataset
@@ -87,63 +82,39 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     """A task: what is asked about each example.
 
     `choose_labels` or `use_checkpoint` and then `use_tokenizer` connect a task with a model. Use a copy of the task
-    for each model.
-
-    Args:
-        args: how to read the data, and how to answer. Default: made from `settings`.
-        settings: the fields of `arguments`.
-
-    Attributes:
-        head: the head of the models, such as "ForTokenClassification".
-        padding_collator: makes the collator of padded batches of the features.
-        noun: what messages call the examples.
-        set_names: split -> name of the evaluation set, which is the prefix of metrics and files. The name begins with
-            "eval" for validation sets and with "predict" for test sets.
-        paper_learning_rate: the learning rate of BERT-base in the BERT paper.
-        perfect_score: the value of a perfect score in the metrics: 1 for fractions, 100 for percent.
-        main_metric: the metric that selects the best model or setting.
-        metrics: the metrics that the summary shows. They and [`list_label_metrics`] may select the best model or
-            setting. A run adds the chosen metric.
-        training_metrics: the metrics to log during training. None: all.
-        metric_info: `description`, `citation` and `reference_urls` of the metrics, for [`TaskMetric`].
-        default_columns: the columns to predict from, by priority, if the user names none.
-        any_columns: whether to look for other columns with text if no default column exists.
-        predicted_columns: the columns that `to_columns` may return.
-        labels: the labels in the order of their ids. None: the task has no classes.
-        thresholds: label id -> lowest probability at which a text classifier predicts the label. Empty: no thresholds.
-        windows: maximum tokens of a window, and tokens that neighbors share, if the model averages its logits over the
-            windows of a long text. None if it does not average.
-        chooses_decisions: whether a run chooses thresholds or a temperature after training.
-        lengths: numbers of texts, of truncated texts, of tokens in truncated texts, and of tokens that were cut, over
-            all calls of `encode`. Zero in tasks that do not count them.
+    for each model. `args` says how to read the data, and how to answer. Default: made from `settings`.
     """
 
     arguments: ClassVar[type[DataArguments]]
-    head: ClassVar[str]
+    head: ClassVar[str]  # of the models, such as "ForTokenClassification"
     output: ClassVar[Output]
     padding_collator: ClassVar[Callable[..., DataCollator]] = DataCollatorWithPadding
-    noun: ClassVar[str] = "examples"
+    noun: ClassVar[str] = "examples"  # in messages
+    # Split -> name of the evaluation set, the prefix of metrics and files: "eval..." or "predict...".
     set_names: ClassVar[dict[str, str]] = {"validation": "eval", "test": "predict"}
-    paper_learning_rate: ClassVar[float] = 3e-5
-    perfect_score: ClassVar[int] = 1
-    metric_info: ClassVar[dict[str, Any]]
-    default_columns: ClassVar[tuple[tuple[str, ...], ...]]
-    any_columns: ClassVar[bool] = False
-    predicted_columns: ClassVar[tuple[str, ...]]
+    paper_learning_rate: ClassVar[float] = 3e-5  # of BERT-base in the BERT paper
+    perfect_score: ClassVar[int] = 1  # 1 for fractions, 100 for percent
+    metric_info: ClassVar[dict[str, Any]]  # description, citation and inputs_description, for `TaskMetric`
+    default_columns: ClassVar[tuple[tuple[str, ...], ...]]  # to predict from, by priority, if the user names none
+    any_columns: ClassVar[bool] = False  # whether to look for other columns with text if no default column exists
+    predicted_columns: ClassVar[tuple[str, ...]]  # the columns that `to_columns` may return
 
-    main_metric: str
+    main_metric: str  # selects the best model or setting
+    # The summary shows these. They and `list_label_metrics` may select the best model. A run adds the chosen metric.
     metrics: tuple[str, ...]
-    training_metrics: tuple[str, ...] | None = None
-    labels: list[str] | None = None
+    training_metrics: tuple[str, ...] | None = None  # to log during training. None: all
+    labels: list[str] | None = None  # in the order of their ids. None: the task has no classes
     problem: Problem = "single_label_classification"
+    # Maximum tokens of a window, and tokens that neighbors share, if the model averages logits over a text's windows.
     windows: tuple[int, int] | None = None
-    chooses_decisions: bool = False
+    chooses_decisions: bool = False  # whether a run chooses thresholds or a temperature after training
     tokenizer: PreTrainedTokenizerBase
     max_length: int
 
     def __init__(self, args: DataArguments | None = None, **settings: Any):
         self.args: Any = self.arguments(**settings) if args is None else args
-        self.thresholds: dict[int, float] = {}
+        self.thresholds: dict[int, float] = {}  # label id -> lowest probability at which the label is predicted
+        # Texts, truncated texts, tokens in truncated texts, and tokens that were cut, in all calls of `encode`.
         self.lengths = np.zeros(4, np.int64)
 
     def copy(self, **settings: Any) -> Self:
@@ -166,11 +137,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """Finds the data that the arguments select.
 
         `wanted`: which of "train", "validation" and "test" to use. None: all files, or train and validation of a
-        dataset.
-
-        Returns:
-            The data of each split, in the order train, unlabeled, validation, test. Splits with a suffix, such as
-            "validation_mismatched", follow the split without a suffix.
+        dataset. Splits with a suffix, such as "validation_mismatched", follow the split without a suffix.
         """
         found = dict(self.find_files() or self.find_datasets(wanted, **download))
         if self.args.unlabeled_file is not None:
@@ -205,7 +172,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         `trained_columns`: the text columns that the checkpoint was trained on; empty if it stores none.
         """
 
-    @abstractmethod
     def choose_labels(
         self,
         splits: Mapping[str, SplitT],
@@ -215,13 +181,14 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     ) -> None:
         """Sets `labels`, `problem` and metrics for the data, and stores the labels in the configuration.
 
-        Models that classify texts also need the configuration's `problem_type`.
+        Models that classify texts also need the configuration's `problem_type`. Tasks without classes do nothing.
 
         Args:
             config: the configuration of the checkpoint. If its labels are the same, their order is kept.
             teacher: the task of a teacher. Its labels replace the checkpoint's. The data may lack some of them.
             is_teacher: whether the checkpoint is a teacher, which must have been fine-tuned for the data.
         """
+        return
 
     def check_decisions(self, split: SplitT | None) -> None:
         """Checks that a run can choose thresholds and a temperature, if `chooses_decisions` is true."""
@@ -248,10 +215,9 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def list_texts(self, split: SplitT) -> tuple[Sequence[Sequence[str]], Sequence[Any]]:
-        """Returns the texts and the labels of all examples, to find copies.
+        """Returns all texts and labels, to find copies: such as lists of questions and contexts, and answers.
 
-        Texts are a list for each text of an example, such as all questions and all contexts. Labels may have any type
-        that can be compared, and are None if unknown.
+        Labels may have any type that can be compared, and are None if unknown.
         """
 
     # --- model inputs and outputs -------------------------------------------------------------------------------
@@ -291,7 +257,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         The same function computes the scores of a run and, on resampled examples, their intervals.
 
         Args:
-            split: the examples. Only properties of the whole split are used.
             rows: from [`measure`], of all examples in their order, or distinct rows in ascending order.
             counts: how often each row counts. None: once. With counts, metrics without an interval may be left out.
                 *Shape:* (rows,)
@@ -326,7 +291,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
-    def describe_truncation(self, columns: Sequence[str]) -> str | None:
+    def describe_truncation(self) -> str | None:
         """Returns a sentence about the texts that were longer than `max_length`. None if no text was longer."""
         return None
 
@@ -358,16 +323,14 @@ def check_teacher_labels(found: list[str], expected: list[str] | None, normalize
     """
     unnamed = found == [f"LABEL_{i}" for i in range(len(found))]
     same = {normalize(label) for label in found} == {normalize(label) for label in expected or ()}
-    if len(found) == len(expected or [""]) and (unnamed or same):
-        if unnamed and expected is not None and not same:
-            names = ", ".join(expected)
-            logger.warning("--teacher_name_or_path: the teacher stores no label names. Assuming the order %s.", names)
-        return
     needed = "numbers" if expected is None else ", ".join(expected)
-    raise InputError(
-        f"--teacher_name_or_path: the labels do not match. The teacher predicts {', '.join(found)}. The data contain "
-        f"{needed}. Choose a teacher that was fine-tuned for this task."
-    )
+    if len(found) != len(expected or [""]) or not (unnamed or same):
+        raise InputError(
+            f"--teacher_name_or_path: the labels do not match. The teacher predicts {', '.join(found)}. The data "
+            f"contain {needed}. Choose a teacher that was fine-tuned for this task."
+        )
+    if expected is not None and not same:
+        logger.warning("--teacher_name_or_path: the teacher stores no label names. Assuming the order %s.", needed)
 
 
 def list_labels(config: PreTrainedConfig) -> list[str]:

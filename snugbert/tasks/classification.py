@@ -52,7 +52,7 @@ from snugbert.tasks.labeled_texts import (
     UNLABELED_ID,
     TextSplit,
     choose_text_columns,
-    convert_vectors,
+    name_vectors,
     read_labeled_texts,
 )
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels, fold_label
@@ -80,17 +80,11 @@ UNEVEN = 2
 
 METRIC_INFO = {
     "description": """\
-The metrics of a GLUE task, as fractions: accuracy (mnli, qnli, rte, sst2, wnli), accuracy and F1 of label 1 (mrpc,
-qqp), Matthews correlation (cola), Pearson and Spearman correlation (stsb).
-Metrics of other data: accuracy (one label per example), mean squared error (numbers), and micro F1, macro F1 and
-subset accuracy (several labels per example). Subset accuracy is the fraction of examples whose labels are all
-correct.""",
+The metrics of a GLUE task, as fractions. For other data: accuracy (one label per example), mean squared error
+(numbers), and micro F1, macro F1 and subset accuracy (several labels per example). Subset accuracy is the fraction of
+examples whose labels are all correct. A correlation with a constant is NaN.""",
     "citation": "Wang et al. (2019), GLUE: A Multi-Task Benchmark, ICLR",
-    "inputs_description": """
-Predictions and references are label ids (int), or floats for numbers. For several labels per example, each is a list
-with 1 for each label of the example and 0 for other labels. A correlation with a constant is NaN, as in SciPy. The F1
-of a label without references and predictions is 0.""",
-    "reference_urls": ["https://gluebenchmark.com"],
+    "inputs_description": "Label ids (int), numbers (float), or a list of 1 and 0 for several labels per example.",
 }
 
 
@@ -196,7 +190,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
                 preferred = () if name in ("train", "unlabeled") else trained_columns
                 text_columns = choose_text_columns(self.args, data, source, preferred)
             splits[name] = read_labeled_texts(data, name, source, self.args, text_columns)
-        convert_vectors(splits.values())
+        name_vectors(splits.values())
         return splits
 
     def choose_labels(
@@ -312,7 +306,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             lengths = np.array([number, (cut > 0).sum(), (kept + cut)[cut > 0].sum(), cut.sum()])
             self.lengths += lengths
             if split.source:  # not for rows to predict, which are encoded in many calls
-                logger.info("%s: %s", split.name, self._describe_lengths(lengths, len(texts) > 1))
+                logger.info("%s: %s", split.name, self._describe_lengths(lengths))
         elif len(texts) > 1:
             raise InputError(
                 "--doc_stride: pairs of texts cannot be cut into windows. Join the texts of each pair, or choose one "
@@ -325,34 +319,27 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
                 message = "%s: %s in %d windows of at most %d tokens"
                 logger.info(message, split.name, format_count(number, "text"), windows, self.max_length)
         if split.name == "unlabeled":
-            nothing: Any = {
-                "single_label_classification": UNLABELED,
-                "multi_label_classification": [np.nan] * len(self.labels or ()),
-                "regression": np.nan,
-            }[self.problem]
+            several = [np.nan] * len(self.labels or ())
+            nothing = {"regression": np.nan, "multi_label_classification": several}.get(self.problem, UNLABELED)
             columns["label"] = pa.chunked_array([pa.array([nothing] * number)])
         elif split.references is not None:
             columns["label"] = pa.chunked_array([pa.array(split.references.tolist())])
         return Features(Dataset(pa.table(columns)))
 
-    def describe_truncation(self, columns: Sequence[str]) -> str | None:
+    def describe_truncation(self) -> str | None:
         """See [`Task`]."""
-        return self._describe_lengths(self.lengths, len(columns) > 1) if self.lengths[1] else None
+        return self._describe_lengths(self.lengths) if self.lengths[1] else None
 
-    def _describe_lengths(self, lengths: np.ndarray, are_pairs: bool) -> str:
-        """Describes how much of the texts, or pairs of texts, was cut. `lengths` is as in [`Task`]."""
+    def _describe_lengths(self, lengths: np.ndarray) -> str:
+        """Describes how much of the texts was cut. `lengths` is as in [`Task`]."""
         texts, long, tokens, cut = lengths.tolist()
         if not long:
             return f"no text has more than {self.max_length} tokens (--max_seq_length)"
-        remedies = []
-        if self.max_length < self.tokenizer.model_max_length:
-            remedies.append("increase --max_seq_length up to the model's limit")
-        if not are_pairs:
-            remedies.append("train with --doc_stride, which reads whole texts")
         return (
             f"{long:,} of {format_count(texts, 'text')} ({long / texts:.1%}) are longer than {self.max_length} tokens "
-            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut"
-        ) + (f". To keep more, {', or '.join(remedies)}" if remedies else "")
+            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut. To keep more, increase --max_seq_length "
+            "or train on single texts with --doc_stride, which reads whole texts"
+        )
 
     def decode(self, logits: Logits, split: TextSplit, features: Features) -> TextAnswers:
         """Returns the label, the labels or the number for each example. Applies stored thresholds."""
@@ -374,12 +361,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             return
         metric = self.args.tune_thresholds
         flag = "--calibrate" if metric is None else "--tune_thresholds"
-        if split is None or not split.labeled or split.num_examples < FOLDS:
+        if self.labels is None or split is None or not split.labeled or split.num_examples < FOLDS:
             raise InputError(
-                f"{flag} needs training examples, and at least {FOLDS} labeled validation examples. Remove {flag}."
+                f"{flag} needs training examples, and at least {FOLDS} validation examples with labels that are not "
+                f"numbers. Remove {flag}."
             )
-        if self.labels is None:
-            raise InputError(f"{flag} needs classes. This task predicts numbers. Remove {flag}.")
         several = self.problem == "multi_label_classification"
         fitting = LABEL_SET_METRICS if several else BINARY_METRICS if len(self.labels) == 2 else ()
         if metric not in (None, *fitting):
@@ -389,12 +375,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             )
 
     def choose_decisions(self, split: TextSplit, logits: Logits) -> Decisions:
-        """Chooses thresholds and a temperature on labeled examples.
-
-        Args:
-            split: the validation examples.
-            logits: the logits, not divided by a temperature.
-        """
+        """Chooses thresholds and a temperature on labeled examples, from logits not divided by a temperature."""
         assert split.references is not None and self.labels is not None
         # Label 1 of a GLUE task may have another id in this checkpoint.
         positive = self.labels.index(self.args.task.labels[1]) if self.args.task and len(self.labels) == 2 else 1
@@ -405,15 +386,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def _read_thresholds(self, config: PreTrainedConfig) -> None:
         """Uses the thresholds that a fine-tuned model stores."""
         stored = getattr(config, "thresholds", None) or {}
-        labels = list_labels(config)
-        fitting = len(labels) if self.problem == "multi_label_classification" else 1
-        has_numbers = isinstance(stored, dict) and all(isinstance(value, int | float) for value in stored.values())
-        if stored and not (has_numbers and stored.keys() <= set(labels) and len(stored) == fitting):
+        self.thresholds = {i: stored[label] for i, label in enumerate(list_labels(config)) if label in stored}
+        if len(self.thresholds) < len(stored):
             raise InputError(
-                f"config.json: the thresholds {stored} do not match the labels {', '.join(map(str, labels))}. Fix or "
-                "remove `thresholds`."
+                f"config.json: the thresholds {stored} do not match the labels. Fix or remove `thresholds`."
             )
-        self.thresholds = {i: stored[label] for i, label in enumerate(labels) if label in stored}
         if self.args.abstain_below is not None and self.problem == "regression":
             raise InputError("--abstain_below needs a model that predicts labels. This model predicts numbers.")
 
@@ -471,13 +448,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             "averages": {name: scores[name] for name in AVERAGES},
             "intervals": {name: intervals[name] for name in AVERAGES if name in intervals},
             "labels": [
-                {
-                    "label": label,
-                    "number": int(numbers[i]),
-                    "predicted": int(predicted[i]),
-                    **{name: scores[f"{name}_{i}"] for name in LABEL_METRICS},
-                    "intervals": {name: intervals.get(f"{name}_{i}") for name in LABEL_METRICS},
-                }
+                {"label": label, "number": int(numbers[i]), "predicted": int(predicted[i])}
+                | {name: scores[f"{name}_{i}"] for name in LABEL_METRICS}
+                | {"intervals": {name: intervals.get(f"{name}_{i}") for name in LABEL_METRICS}}
                 for i, label in enumerate(self.labels)
             ],
         }
@@ -532,10 +505,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         """Writes a JSON object for each example, and for test splits also a table for gluebenchmark.com.
 
         The keys of an object are the columns of the row (of GLUE's columns, only the texts), "label" (if the split is
-        labeled, whatever the name of its label column), "predicted_label", and "probabilities", an object with the
-        probability of each label (not for regression). The table has the columns index and prediction. For GLUE's
-        tasks, it contains GLUE's example numbers and labels, and scores of STS-B are clipped to 0 to 5. For your own
-        data, the table is predict_results.txt, as in `run_glue.py`.
+        labeled), "predicted_label", and "probabilities", an object with the probability of each label (not for
+        regression). The table has the columns index and prediction. For GLUE's tasks, it has GLUE's example numbers
+        and labels. For your own data, the table is predict_results.txt, as in `run_glue.py`.
         """
         labels = [] if split.references is None else self.name_answers(split.references, self.labels)
         first, *tables = self.list_prediction_files(split)
@@ -555,7 +527,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def _write_table(self, file: Path, indices: list[object], values: np.ndarray) -> None:
         task, labels = self.args.task, self.labels
         if task is not None and self.problem == "regression":
-            values = values.clip(0, 5)
+            values = values.clip(0, 5)  # STS-B
         if task is not None and task.writes_label_ids and labels is not None:
             labels = [str(task.labels.index(label)) for label in labels]
         answers = self.format_answers(values, labels, self.args.label_separator or ",")
@@ -564,12 +536,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     @staticmethod
     def name_answers(values: np.ndarray, labels: list[str] | None) -> list[Any]:
-        """Returns the answer to each example: a number, a label, or a list of labels.
-
-        Args:
-            values: in the form of [`TextAnswers`].
-            labels: in the order of their ids. None: numbers.
-        """
+        """Returns the answer to each example: a number (without `labels`), a label, or a list of labels."""
         if labels is None:
             return values.tolist()
         if values.ndim == 2:
@@ -578,10 +545,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     @classmethod
     def format_answers(cls, values: np.ndarray, labels: list[str] | None, separator: str) -> list[str]:
-        """Returns the answer to each example as text, with `separator` between the labels of an example.
-
-        Numbers keep their full precision.
-        """
+        """Returns the answer to each example as text, with `separator` between the labels of an example."""
         named = cls.name_answers(values, labels)
         return [separator.join(answer) if isinstance(answer, list) else str(answer) for answer in named]
 

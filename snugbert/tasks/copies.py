@@ -18,18 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 class ExampleCopies:
-    """The copies among the examples of a run.
-
-    Attributes:
-        sentences: the counts that are not zero, in plain English, for results and model cards.
-    """
+    """The copies among the examples of a run."""
 
     def __init__(self) -> None:
-        self.sentences: list[str] = []
+        self.sentences: list[str] = []  # the counts that are not zero, for results and model cards
         self._keys: dict[str, set[int]] = {}  # title of a set -> hashes of the texts of its examples
 
     def count(self, task: Task[Any, Any, Any], splits: Mapping[str, Split]) -> None:
-        """Counts the copies within the training examples and between all splits. Logs the counts."""
+        """Counts the copies within the training examples, and between these splits and all earlier ones."""
         for name, split in splits.items():
             texts, labels = task.list_texts(split)
             keys = _hash_texts(texts, task.tokenizer)
@@ -38,11 +34,6 @@ class ExampleCopies:
                 self._count_within(keys, labels, task.noun)
             self._compare(keys, title, task.noun)
             self._keys.setdefault(title, set()).update(keys)  # "train" and "unlabeled" are the training examples
-
-    def compare(self, task: Task[Any, Any, Any], split: Split) -> None:
-        """Counts the examples of a further split that are copies of the examples of other sets. Logs a new count."""
-        texts, _ = task.list_texts(split)
-        self._compare(_hash_texts(texts, task.tokenizer), set_title(task.set_names[split.name]), task.noun)
 
     def _count_within(self, keys: list[int], labels: Iterable[Any], noun: str) -> None:
         first: dict[int, Any] = {}

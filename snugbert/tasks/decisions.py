@@ -10,57 +10,46 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import expit, softmax
+from scipy.optimize import minimize_scalar
+from scipy.special import expit, log_softmax, softmax
+from sklearn.model_selection import KFold
 
 FOLDS = 5  # folds of cross-fitting
 BINS = 15  # bins of the calibration error, as in Guo et al. (2017)
 # Bounds of the temperature, wider than any useful model needs. The logits of a barely trained model are small.
 COLDEST, HOTTEST = 0.01, 20.0
-ROUNDING = 1e-12  # rounding error of a mean over examples. A single wrong decision adds far more
 
 
 class TextAnswers(NamedTuple):
     """The answers to all examples of a split.
 
-    Attributes:
-        values: regression: the number, *shape* (N,), or (N, C) if the model predicts several. One label: its id,
-            *shape* (N,). Several labels: 1 for labels with a probability above 0.5, else 0, *shape* (N, C). A model
-            that stores `thresholds` predicts the labels that reach them.
-        probabilities: the probability of each label. None: regression. *Shape:* (N, C)
+    The values are numbers, *shape* (N,), or (N, C) if the model predicts several; label ids, *shape* (N,); or, for
+    several labels, 1 for labels with a probability above 0.5, else 0, *shape* (N, C). A model that stores `thresholds`
+    predicts the labels that reach them.
     """
 
     values: np.ndarray
-    probabilities: np.ndarray | None = None
+    probabilities: np.ndarray | None = None  # of each label, (N, C). None: regression
 
 
 class Rule(NamedTuple):
     """How logits become decisions.
 
-    Attributes:
-        temperature: the divisor of the logits.
-        thresholds: label id, in ascending order -> lowest probability at which the label is predicted. With one label
-            per example, only the positive of two labels has a threshold. Without thresholds, the most probable label
-            is predicted, or, with several labels per example, all labels with a probability above 0.5.
+    With one label per example, only the positive of two labels has a threshold. Without thresholds, the most probable
+    label is predicted, or, with several labels per example, all labels with a probability above 0.5.
     """
 
-    temperature: float
-    thresholds: dict[int, float]
+    temperature: float  # the divisor of the logits
+    thresholds: dict[int, float]  # label id, ascending -> lowest probability at which the label is predicted
 
 
 class Decisions(NamedTuple):
-    """The rule chosen on validation examples, and its effect on these examples.
+    """The rule chosen on validation examples, and its effect on these examples."""
 
-    Attributes:
-        rule: the rule chosen on all validation examples.
-        plain: the answers without temperature and thresholds.
-        fitted: the cross-fitted answers.
-    """
-
-    rule: Rule
+    rule: Rule  # chosen on all examples
     references: np.ndarray
-    plain: TextAnswers
-    fitted: TextAnswers
+    plain: TextAnswers  # without temperature and thresholds
+    fitted: TextAnswers  # cross-fitted
 
     def describe_calibration(self) -> dict[str, Any]:
         """Returns the entry `calibration` of a config.json.
@@ -68,29 +57,34 @@ class Decisions(NamedTuple):
         The weights already contain the temperature, so it must not be applied again.
 
         Returns:
-            `temperature`; the calibration errors `ece_before` and `ece_after` (cross-fitted); `examples` and
-            `correct`, see [`count_by_confidence`].
+            `temperature`; the calibration errors `ece_before` and `ece_after` (cross-fitted); and the numbers of all
+            `examples` and of `correct` ones by hundredths of their confidence, each as text of 100 numbers. An example
+            is correct if all its labels are.
         """
-        before, after = (compute_calibration_error(*self.list_confidences(each)) for each in (self.plain, self.fitted))
-        counts = count_by_confidence(compute_confidence(self.fitted), self.fitted.values == self.references)
-        return {"temperature": self.rule.temperature, "ece_before": before, "ece_after": after, **counts}
+        facts: dict[str, Any] = {"temperature": self.rule.temperature}
+        for name, answers in (("ece_before", self.plain), ("ece_after", self.fitted)):
+            means, shares, numbers = self.list_bins(answers)
+            facts[name] = float(numbers @ abs(means - shares) / numbers.sum())  # Guo et al. (2017), equation 3
+        confidences = compute_confidence(self.fitted)
+        correct = (self.fitted.values == self.references).reshape(len(confidences), -1).all(axis=1)
+        for name, chosen in (("examples", confidences), ("correct", confidences[correct])):
+            counts, _ = np.histogram(chosen, bins=100, range=(0, 1))
+            facts[name] = " ".join(map(str, counts))
+        return facts
 
-    def list_confidences(self, answers: TextAnswers) -> tuple[np.ndarray, np.ndarray]:
-        """Returns probabilities, and whether each event occurred.
+    def list_bins(self, answers: TextAnswers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns mean probability, share of events that occurred, and number of events, of each non-empty bin.
 
-        One label per example: the probability of the most probable label, as in Guo et al. (2017), *shape* (N,).
-        Several: the probability of every label, *shape* (N * C,).
+        One label per example: an event is that the most probable label is correct, as in Guo et al. (2017). Several:
+        an event is that a label is correct.
         """
         probabilities, references = answers.probabilities, self.references
         assert probabilities is not None
         if references.ndim == 2:
-            return probabilities.reshape(-1), references.reshape(-1) == 1
-        return probabilities.max(axis=1), probabilities.argmax(axis=1) == references
-
-    def list_bins(self, answers: TextAnswers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns mean probability, share of events that occurred, and number of events, of each non-empty bin."""
-        confidences, occurred = self.list_confidences(answers)
-        bins = assign_bins(confidences)
+            confidences, occurred = probabilities.reshape(-1), references.reshape(-1) == 1
+        else:
+            confidences, occurred = probabilities.max(axis=1), probabilities.argmax(axis=1) == references
+        bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], confidences)
         numbers = np.bincount(bins)
         sums = np.bincount(bins, confidences), np.bincount(bins, occurred)
         filled = numbers > 0
@@ -108,13 +102,7 @@ def compute_probabilities(logits: np.ndarray, several_labels: bool) -> np.ndarra
 
 
 def decide(logits: np.ndarray, several_labels: bool, thresholds: Mapping[int, float]) -> TextAnswers:
-    """Returns the decisions and their probabilities.
-
-    Args:
-        logits: *Shape:* (N, C)
-        several_labels: whether an example can have several labels.
-        thresholds: see [`Rule`].
-    """
+    """Returns the decisions and their probabilities. For the thresholds see [`Rule`]. `logits`: *Shape:* (N, C)"""
     probabilities = compute_probabilities(logits, several_labels)
     if several_labels:
         chosen = probabilities >= list(thresholds.values()) if thresholds else logits > 0
@@ -146,131 +134,79 @@ def choose_decisions(
     """Chooses a rule on all examples, and decides the examples of each fold with a rule chosen on the other folds.
 
     Args:
-        logits: *Shape:* (N, C)
         calibrate: whether to choose a temperature. If not, the temperature is 1.
         metric: the metric to choose thresholds for, on calibrated probabilities. None: no thresholds.
         positive: id of the positive label, with one label per example.
     """
     several = references.ndim == 2
+    labels = range(logits.shape[1]) if several else [positive]
+    correct = references == 1 if several else references[:, None] == np.arange(logits.shape[1])
 
     def choose(examples: Any) -> Rule:
         temperature = fit_temperature(logits[examples], references[examples]) if calibrate else 1.0
         if metric is None:
             return Rule(temperature, {})
-        probabilities = compute_probabilities(logits[examples] / temperature, several)
-        ids = list(range(logits.shape[1])) if several else [positive]
-        correct = references[examples] == 1 if several else (references[examples] == positive)[:, None]
-        columns = zip(ids, probabilities[:, ids].T, correct.T, strict=True)
-        return Rule(temperature, {label: choose_threshold(column, gold, metric) for label, column, gold in columns})
+        columns = compute_probabilities(logits[examples] / temperature, several).T
+        return Rule(temperature, {i: choose_threshold(columns[i], correct[examples, i], metric) for i in labels})
 
     logits = logits.astype(np.float64)
     plain = decide(logits, several, {})
     assert plain.probabilities is not None
     values, probabilities = np.empty_like(plain.values), np.empty_like(plain.probabilities)
-    folds = assign_folds(references)
-    for fold in range(FOLDS):
-        examples = folds == fold
-        temperature, thresholds = choose(~examples)
-        answers = decide(logits[examples] / temperature, several, thresholds)
-        values[examples], probabilities[examples] = answers
+    for others, examples in KFold(FOLDS, shuffle=True, random_state=0).split(logits):
+        temperature, thresholds = choose(others)
+        values[examples], probabilities[examples] = decide(logits[examples] / temperature, several, thresholds)
     return Decisions(choose(slice(None)), references, plain, TextAnswers(values, probabilities))
-
-
-def assign_folds(references: np.ndarray) -> np.ndarray:
-    """Returns the fold of each example. Each label, or set of labels, is spread evenly over the folds. (N,)"""
-    _, groups = np.unique(references, axis=0, return_inverse=True)
-    order = np.random.default_rng(0).permutation(len(references))
-    order = order[np.argsort(groups.reshape(-1)[order], kind="stable")]
-    folds = np.empty(len(references), dtype=np.int64)
-    folds[order] = np.arange(len(references)) % FOLDS
-    return folds
 
 
 def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
     """Returns the temperature with the lowest negative log-likelihood: Guo et al. (2017), section 4.2.
 
-    The loss is convex in 1 / temperature, so its minimum is the only root of the derivative. If every decision is
-    correct, the loss still falls at `COLDEST` and has no minimum. Then the result is 1.
-
-    `logits`: *Shape:* (N, C)
+    If every decision is correct, the loss has no minimum. Then the result is 1.
     """
     logits = logits.astype(np.float64)
-
-    def slope(inverse: float) -> float:
-        probabilities = compute_probabilities(inverse * logits, references.ndim == 2)
-        if references.ndim == 2:
-            return float(((probabilities - references) * logits).mean())
-        expected = (probabilities * logits).sum(axis=1)
-        return float((expected - np.take_along_axis(logits, references[:, None], axis=1)[:, 0]).mean())
-
-    if slope(1 / COLDEST) < ROUNDING:
+    several = references.ndim == 2
+    if (decide(logits, several, {}).values == references).all():
         return 1.0
-    if slope(1 / HOTTEST) >= 0:
-        return HOTTEST
-    return 1 / brentq(slope, 1 / HOTTEST, 1 / COLDEST, xtol=1e-12)
+
+    def loss(log_temperature: float) -> float:
+        scaled = logits / np.exp(log_temperature)
+        if several:
+            return float(np.logaddexp(0, np.where(references == 1, -scaled, scaled)).mean())
+        return -float(np.take_along_axis(log_softmax(scaled, axis=1), references[:, None], axis=1).mean())
+
+    bounds = np.log((COLDEST, HOTTEST))
+    return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-8}).x))
 
 
 def choose_threshold(probabilities: np.ndarray, correct: np.ndarray, metric: str) -> float:
     """Returns the threshold of a label with the highest F1 or accuracy. Ties go to the threshold nearest to 0.5.
 
-    A threshold is the midpoint of two adjacent probabilities, or 0.5 if 0.5 lies between the two. All are tried.
+    All midpoints of neighboring probabilities are tried, and 0.5. The mean F1 is highest if the F1 of each label is.
 
     Args:
         probabilities: of the label. *Shape:* (N,)
         correct: whether the label is correct. *Shape:* (N,)
-        metric: "f1", "macro_f1" (the mean over labels is highest if the F1 of each label is) or "accuracy".
+        metric: "f1", "macro_f1" or "accuracy".
     """
-    order = np.argsort(-probabilities, kind="stable")
-    descending, hits = probabilities[order], np.append(0, np.cumsum(correct[order]))
-    predicted = np.arange(len(hits))  # the label is predicted for the first 0, 1, ..., N examples
-    if metric == "accuracy":
-        scores = 2 * hits - predicted
-    else:
-        scores = 2 * hits / np.maximum(predicted + correct.sum(), 1)
-    above, below = np.append(1.0, descending), np.append(descending, 0.0)  # last predicted, first not predicted
-    middle = (above + below) / 2
-    thresholds = np.where((below < 0.5) & (above >= 0.5), 0.5, np.where(middle > below, middle, above))
-    possible = np.flatnonzero(below < above)  # equal probabilities are decided together
-    best = possible[scores[possible] == scores[possible].max()]
-    return float(thresholds[best[np.argmin(abs(thresholds[best] - 0.5))]])
+    values = np.unique([0.0, *probabilities, 1.0])
+    thresholds = np.append((values[1:] + values[:-1]) / 2, 0.5)
+    # How many examples the label is predicted for, and how many of these are correct.
+    predicted, hits = (
+        len(each) - np.searchsorted(np.sort(each), thresholds) for each in (probabilities, probabilities[correct])
+    )
+    scores = 2 * hits - predicted if metric == "accuracy" else 2 * hits / np.maximum(predicted + correct.sum(), 1)
+    best = thresholds[scores == scores.max()]
+    return float(best[abs(best - 0.5).argmin()])
 
 
-# --- calibration ------------------------------------------------------------------------------------------------
-
-
-def assign_bins(confidences: np.ndarray, bins: int = BINS) -> np.ndarray:
-    """Returns the bin of each probability. Bin i of n goes from i / n, exclusive, to (i + 1) / n. *Shape:* (N,)"""
-    return np.clip(np.ceil(confidences * bins) - 1, 0, bins - 1).astype(np.int64)
-
-
-def compute_calibration_error(confidences: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
-    """Computes the expected calibration error: Guo et al. (2017), equation 3. (N,), (N,)"""
-    gaps = np.bincount(assign_bins(confidences, bins), correct - confidences)
-    return float(abs(gaps).sum() / len(confidences))
-
-
-def count_by_confidence(confidences: np.ndarray, correct: np.ndarray) -> dict[str, str]:
-    """Counts decisions by hundredths of their confidence, from 0.00 to 0.99, as text of 100 numbers.
-
-    Args:
-        confidences: from [`compute_confidence`]. *Shape:* (N,)
-        correct: whether each label is correct. *Shape:* (N,) or (N, C)
-
-    Returns:
-        `examples` and `correct`. An example is correct if all its labels are.
-    """
-    hundredths = np.minimum((confidences * 100).astype(np.int64), 99)
-    weights = {"examples": np.ones(len(confidences)), "correct": correct.reshape(len(correct), -1).all(axis=1)}
-    counts = {name: np.bincount(hundredths, weight, 100).astype(np.int64) for name, weight in weights.items()}
-    return {name: " ".join(map(str, count)) for name, count in counts.items()}
+# --- coverage ---------------------------------------------------------------------------------------------------
 
 
 def read_coverage(calibration: Mapping[str, str], least: float) -> tuple[float, float]:
     """Returns the share of validation examples with at least this confidence, and the accuracy on these examples.
 
-    Args:
-        calibration: see [`Decisions.describe_calibration`].
-        least: the confidence, which is rounded up to hundredths.
+    `least`, the confidence, is rounded up to hundredths.
     """
     first = int(np.ceil(round(100 * least, 6)))
     examples, correct = ([int(count) for count in calibration[name].split()] for name in ("examples", "correct"))

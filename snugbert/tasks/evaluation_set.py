@@ -8,27 +8,20 @@ from typing import Any, Generic
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError
 from snugbert.families.loading import get_text_columns, limit_length
 from snugbert.reports.intervals import Interval, bootstrap
 from snugbert.reports.label_tables import LabelScores
-from snugbert.tasks.base import Answers, Baseline, Sources, Split, Task, list_labels
+from snugbert.tasks.base import Answers, Baseline, Sources, Split, Task
 from snugbert.tasks.outputs import Logits
 
 
 class EvaluationSet(Generic[Answers]):
-    """Examples to predict, and to score if they are labeled.
-
-    Args:
-        train: training examples, for the baseline. None if there are no training examples.
-
-    Attributes:
-        name: prefix of metrics and files, such as "eval".
-    """
+    """Examples to predict, and to score if they are labeled. The baseline learns from `train`, if there is one."""
 
     def __init__(self, task: Task[Any, Any, Answers], split: Split, train: Split | None = None):
         self.task, self.split, self._train = task, split, train
-        self.name = task.set_names[split.name]
+        self.name = task.set_names[split.name]  # prefix of metrics and files, such as "eval"
         self.features = task.encode(split)
         self._decoded: tuple[Logits, Answers] | None = None
 
@@ -90,9 +83,6 @@ def make_evaluation_set(
     number = config.num_labels
     task.choose_labels({split.name: split}, config)
     if config.num_labels != number:
-        raise InputError(
-            f"{place} has {format_count(len(list_labels(config)), 'label')}, but the model has {number}. Choose data "
-            "with the model's labels."
-        )
+        raise InputError(f"{place} has {config.num_labels} labels, but the model has {number}. Choose other data.")
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
     return EvaluationSet(task, split)

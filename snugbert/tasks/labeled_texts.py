@@ -1,6 +1,6 @@
 """Reads texts and pairs of texts with their labels from rows: GLUE's data and your own.
 
-    rows -> choose_text_columns -> read_labeled_texts, of each split -> convert_vectors
+    rows -> choose_text_columns -> read_labeled_texts, of each split -> name_vectors
 
 Examples are kept in memory. GLUE's largest task, MNLI, has 393,000 training examples.
 """
@@ -9,7 +9,7 @@ import ast
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -46,59 +46,36 @@ PAIRS = (
 # Names of one column of text, by priority, in lower case.
 TEXT_NAMES = ("text", "sentence", "message", "review", "comment", "tweet", "utterance", "content", "body")
 ID_NAME = re.compile(r"(.*[\W_])?(?i:id|idx|index|uuid|guid)|.*[a-z]I[Dd]")
-LONGEST_CATEGORY = 40  # characters
+NO_WORD = re.compile(r"[\d@/]")  # in words that are parts of numbers, dates, codes and addresses
+LITTLE_TEXT = 4  # a column with less than a fourth of the letters of another contains names or categories
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-# Elements of a label vector, as JSON, Python and NumPy write them.
-BITS = {
-    **dict.fromkeys(("0", "0.0", "0.", "False", "false"), 0),
-    **dict.fromkeys(("1", "1.0", "1.", "True", "true"), 1),
-}
-# A list in a cell, as Python writes lists.
-ELEMENT = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{NUMBER.pattern}|True|False"""
-LIST = re.compile(rf"\[\s*(?:{ELEMENT})(?:\s*,\s*(?:{ELEMENT}))*\s*\]")
-# Other Python values: calls such as array(['joy']), tuples, sets and dictionaries. "(other)" and "{x}" are names.
-OTHER_VALUE = re.compile(
-    rf"""[\w.]+\(\s*[\[({{].*\)|set\(\)|\{{\s*['"].*\}}|[({{]\s*(?:{ELEMENT})\s*[,:].*[)}}]""", re.DOTALL
+ZEROS, ONES = ("0", "0.0", "False", "false"), ("1", "1.0", "True", "true")  # elements of a label vector
+# Tuples, sets, dictionaries and calls, such as array(['joy']). "(other)" and "{x}" are names.
+OTHER_VALUE = re.compile(r"""[\w.]*[\[({].*[,'"].*[\])}]""", re.DOTALL)
+NEIGHBORS = re.compile(r"""['"]\s+['"]""")  # in NumPy's arrays of text. Python would join the texts
+FORMS = (
+    'a name, a list of different names, such as ["joy", "love"], or a vector of 0 and 1 that is as long as all others'
 )
-
-Row = tuple[int, Mapping[str, object]]  # number and values
 
 
 @dataclass
 class TextSplit:
-    """The examples of a split.
+    """The examples of a split."""
 
-    Attributes:
-        name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
-        texts: a list of texts, or two lists for pairs.
-        labels: the label of each example, or a list of its labels if examples can have several, or a list of 0 and 1
-            if labels are vectors. None: not labeled.
-        indices: the index of a GLUE example in its source, otherwise its position.
-        rows: the row in the source, for messages.
-        values: your own examples to score or predict: all columns but the label.
-        class_names: the dataset's class names in the order of their ids; empty if the dataset has no class names.
-        split_in_dataset: the name of the split in the dataset. None for a file.
-        limit: maximum number of examples to use, from the start. None: all. The labels of all examples are collected.
-        vector_size: the number of elements of each label, if labels are vectors of 0 and 1. 0 if labels are names.
-        references: what [`encode_labels`] returns for the examples to use. None: not labeled, or labels are not chosen
-            yet.
-    """
-
-    name: str
+    name: str  # "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched"
     source: str
     text_columns: tuple[str, ...] = ()
-    texts: list[list[str]] = field(default_factory=list)
-    labels: list[Any] = field(default_factory=list)
-    indices: list[object] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    values: list[dict[str, object]] = field(default_factory=list)
-    class_names: tuple[str, ...] = ()
+    texts: list[list[str]] = field(default_factory=list)  # a list of texts, or two lists for pairs
+    labels: list[Any] = field(default_factory=list)  # a label, a list of labels, or None for each example
+    indices: list[object] = field(default_factory=list)  # of GLUE examples in their source, otherwise positions
+    rows: list[int] = field(default_factory=list)  # in the source, for messages
+    values: list[dict[str, object]] = field(default_factory=list)  # all columns but the label. Empty in training
+    class_names: tuple[str, ...] = ()  # of a dataset, by id; LABEL_0, LABEL_1 and so on for label vectors
     split_in_dataset: str | None = None
-    limit: int | None = None
+    limit: int | None = None  # maximum number of examples to use. The labels of all examples are collected
     multi_label: bool = False
-    vector_size: int = 0
-    references: np.ndarray | None = None
+    references: np.ndarray | None = None  # from `encode_labels`, for the examples to use
 
     @property
     def labeled(self) -> bool:
@@ -121,22 +98,20 @@ def choose_text_columns(
     text_columns = args.given_columns
     if args.task is not None:
         return text_columns
-    if len(text_columns) > 2:
-        raise InputError(f"--text_column_names: expected one or two columns, not {len(text_columns)}.")
     if not text_columns:
         first_rows = [values for _, values in islice(read_rows(data), ROWS_TO_INSPECT)]
         label_column = args.label_column_name or "label"
         text_columns, _ = find_text_columns(first_rows, label_column, source, trained_columns)
-        label = f", label column {label_column!r}" if label_column in first_rows[0] else ""
         known = (*text_columns, label_column, *INDEX_COLUMNS)
         unread = [repr(name) for name in first_rows[0] if name not in known]
-        advice = f". Not read: {shorten(unread)}. Set --text_column_names to read other columns" if unread else ""
+        advice = f" Not read: {shorten(unread)}. Set --text_column_names to read other columns." if unread else ""
         # From Python, only warnings are displayed by default.
         level = logging.WARNING if unread else logging.INFO
-        logger.log(level, "%s: text %s%s%s", source, describe_columns(text_columns), label, advice)
-    if taken := set(PREDICTED_COLUMNS) & set(text_columns):
+        logger.log(level, "%s: text %s.%s", source, describe_columns(text_columns), advice)
+    if len(text_columns) > 2 or set(PREDICTED_COLUMNS) & set(text_columns):
         raise InputError(
-            f"{source}: the text column {min(taken)!r} is named like a column of predictions. Rename the text column."
+            f"{source}: cannot read texts from {describe_columns(text_columns)}. Expected one or two columns whose "
+            f"names are not {', '.join(PREDICTED_COLUMNS)}."
         )
     return text_columns
 
@@ -152,11 +127,10 @@ def find_text_columns(
     """Finds the text column, or the two columns of a pair, in your own data.
 
     These are `trained_columns`, or a pair in `PAIRS`, if the rows have them. Otherwise it is one column: the first of
-    `TEXT_NAMES`, or the column with the most text, where repeated texts count once. The label column, and columns of
-    numbers, dates, codes, ids and a few short values are left out. A column in `TEXT_NAMES` may contain codes.
+    `TEXT_NAMES`, or the column with the most text. The label column, ids, and columns with little text are left out.
 
     Returns:
-        The text columns, and the other columns that may be meant: texts that are not a few repeated short values.
+        The text columns, and the other columns that may be meant.
     """
     if not first_rows:
         raise InputError(f"{source}: no examples.")
@@ -167,56 +141,24 @@ def find_text_columns(
     for pair in PAIRS:
         if all(name in by_lower_name for name in pair):
             return tuple(by_lower_name[name] for name in pair), []
-    columns = {}
-    for name in names:
-        is_code = _is_number if name.strip().lower() in TEXT_NAMES else _is_code
-        texts = _find_texts([values.get(name) for values in first_rows], is_code)
-        if texts and not ID_NAME.fullmatch(name):
-            columns[name] = texts
-    if not columns:
+    letters = {name: _count_letters(values.get(name) for values in first_rows) for name in names}
+    letters = {name: number for name, number in letters.items() if not ID_NAME.fullmatch(name)}
+    most = max(letters.values(), default=0)
+    if not most:
         raise InputError(
-            f"{source}: no text column besides the label {label_column!r}. {_describe_found(first_rows[0])} "
+            f"{source}: no text column besides the label {label_column!r}. {list_columns(first_rows[0])} "
             "Set --text_column_names and --label_column_name."
         )
-    varied = [name for name, texts in columns.items() if _are_varied(texts)]
-    candidates = varied or [*columns]
+    candidates = [name for name, number in letters.items() if LITTLE_TEXT * number >= most]
     named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in candidates]
-    chosen = named[0] if named else max(candidates, key=lambda name: sum(map(len, set(columns[name]))))
-    return (chosen,), [name for name in varied if name != chosen]
+    chosen = named[0] if named else max(candidates, key=letters.__getitem__)
+    return (chosen,), [name for name in candidates if name != chosen]
 
 
-def _are_varied(texts: list[str]) -> bool:
-    """Whether texts are not a few short values that are repeated, such as categories."""
-    return 2 * len(set(texts)) > len(texts) or max(map(len, texts)) > LONGEST_CATEGORY
-
-
-def _describe_found(names: Collection[str]) -> str:
-    columns = list_columns(names)
-    if len(names) == 1 and re.search(r"[,;|\t]", "".join(names)):
-        columns += " Separate columns by tabs in .tsv files, and by commas, semicolons or tabs in .csv files."
-    return columns
-
-
-def _find_texts(cells: Iterable[object], is_code: Callable[[str], bool]) -> list[str]:
-    """Returns the texts of a column. Empty if most of its filled cells are codes or other values."""
-    filled = [cell for cell in cells if cell is not None and str(cell).strip() not in ("", "nan")]
-    texts = [cell for cell in filled if isinstance(cell, str) and not is_code(cell)]
-    return texts if 2 * len(texts) >= len(filled) else []
-
-
-def _is_number(cell: str) -> bool:
-    return NUMBER.fullmatch(cell.strip()) is not None
-
-
-def _is_code(cell: str) -> bool:
-    """Whether at least half of the words have digits or belong to an address, as in "K-17" and "5 May 2024".
-
-    Chinese and Japanese sentences are single words. They are no codes if they have as many letters as digits.
-    """
-    words = cell.strip()[:100].split()  # long enough for a date
-    marks = [len(re.findall(r"[\d@/]", word)) for word in words]
-    letters = [sum(char > "\x7f" and char.isalpha() for char in word) for word in words]
-    return 2 * sum(mark > letter for mark, letter in zip(marks, letters, strict=True)) >= len(words)
+def _count_letters(cells: Iterable[object]) -> int:
+    """Counts the letters of a column. Repeated texts count once. Numbers, dates, codes and addresses do not count."""
+    words = [word for cell in {cell for cell in cells if isinstance(cell, str)} for word in cell.split()]
+    return sum(map(str.isalpha, "".join(word for word in words if not NO_WORD.search(word))))
 
 
 # --- examples ---------------------------------------------------------------------------------------------------
@@ -302,7 +244,7 @@ def _list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
     return tuple(clean_label(name) for name in label.names) if isinstance(label, ClassLabel) else ()
 
 
-def _read_renamed_rows(data: Path | Dataset, args: "GlueDataArguments") -> Iterator[Row]:
+def _read_renamed_rows(data: Path | Dataset, args: "GlueDataArguments") -> Iterator[tuple[int, Mapping[str, object]]]:
     """Yields rows. Columns of GLUE's files get their names in the datasets library."""
     if args.task is None:
         yield from read_rows(data)
@@ -315,16 +257,11 @@ def _read_renamed_rows(data: Path | Dataset, args: "GlueDataArguments") -> Itera
 
 def _check_columns(values: Mapping[str, object], split: TextSplit, label_column: str | None, is_glue: bool) -> None:
     """Checks the columns of the first row. `label_column` is None if labels are not required."""
-    columns = _describe_found(values)
-    if label_column is not None and label_column not in values and not is_glue:
-        # The message does not list the text columns. If the user gave none, one of them may be the label.
-        raise InputError(f"{split.source}: no column {label_column!r}. {columns} Set --label_column_name.")
     expected = [*split.text_columns, *([] if label_column is None else [label_column])]
     missing = [name for name in expected if name not in values]
     if missing:
-        advice = "Set --text_column_names and --label_column_name."
-        advice = f"Expected: {', '.join(expected)}." if is_glue else advice
-        raise InputError(f"{split.source}: no {describe_columns(missing)}. {columns} {advice}")
+        advice = f"Expected: {', '.join(expected)}." if is_glue else "Set --text_column_names and --label_column_name."
+        raise InputError(f"{split.source}: no {describe_columns(missing)}. {list_columns(values)} {advice}")
 
 
 def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
@@ -346,81 +283,76 @@ def _read_label(
 
     `class_names` maps ids, written as text, to labels. GLUE's labels are ids or names.
     """
-    is_glue = args.task is not None
-    if isinstance(value, str) and not is_glue:
-        text = clean_label(value)
-        values = _read_list(text, where)
-        if values is None and args.label_separator is not None:
-            values = [part for part in text.split(args.label_separator) if clean_label(part)]
-        value = text if values is None else values
-    if isinstance(value, list):
-        if is_glue:
-            raise InputError(f"{where}: the label is a list. Expected a single label.")
-        labels = [_read_name(part, where) for part in value]
-        return [class_names.get(label, label) for label in labels if label]
-    label = _read_name(value, where)
-    if is_glue:
+    if args.task is not None:
+        label = _read_name(value, where)
         return None if label in UNLABELED_ID else class_names.get(label, label) or None
-    return label or None
+    if isinstance(value, str):
+        text = clean_label(value)
+        value = _read_list(text, where)
+        if value is None and args.label_separator is not None:
+            value = [part for part in text.split(args.label_separator) if clean_label(part)]
+        value = text if value is None else value
+    if not isinstance(value, list):
+        return _read_name(value, where) or None
+    labels = [_read_name(part, where) for part in value]
+    return [class_names.get(label, label) for label in labels if label]
 
 
 def _read_name(value: object, where: str) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if not isinstance(value, str | int | float):
-        raise InputError(f"{where}: the label is a {type(value).__name__}. Expected text or a number.")
+        raise _explain_label(value, where)
     return clean_label(str(value))
 
 
 def _read_list(text: str, where: str) -> list[Any] | None:
     """Returns the elements of a list that was written as text, in JSON or Python. None: the text is a name."""
-    in_brackets = text[:1] + text[-1:] == "[]"
-    if in_brackets:
-        try:
+    if text[:1] + text[-1:] == "[]":
+        with suppress(ValueError):
             return parse_json(text)
-        except ValueError:
-            # Without commas, as in NumPy's arrays, Python would join the texts.
-            with suppress(ValueError, SyntaxError):
-                if LIST.fullmatch(text):
-                    return ast.literal_eval(text)
-    if in_brackets or OTHER_VALUE.fullmatch(text):
-        raise InputError(
-            f'{where}: the label {text[:50]!r} is not a list that can be read. Write lists as ["joy", "love"], and '
-            "names without brackets."
-        )
+        with suppress(ValueError, SyntaxError):
+            if not NEIGHBORS.search(text):
+                return ast.literal_eval(text)
+        raise _explain_label(text, where)
+    if OTHER_VALUE.fullmatch(text):
+        raise _explain_label(text, where)
     return None
 
 
-def convert_vectors(splits: Iterable[TextSplit]) -> None:
-    """Converts lists of labels that are vectors to lists of the numbers 0 and 1, and sets `vector_size`.
+def _explain_label(label: object, where: str) -> InputError:
+    return InputError(f"{where}: the label {repr(label)[:50]} cannot be read. Expected {FORMS}.")
+
+
+def name_vectors(splits: Iterable[TextSplit]) -> None:
+    """Converts label vectors to lists of the names LABEL_0, LABEL_1 and so on, and sets `class_names`.
 
     The first split with lists of labels decides. The lists are vectors if all elements are 0 or 1, and at least one
     list has several elements. The first list that is not empty sets the size. Ids of known classes are not vectors.
     """
     size: int | None = None  # not known yet
     for split in splits:
-        if not split.multi_label:
-            continue
-        labels = [(row, label) for row, label in zip(split.rows, split.labels, strict=True) if label is not None]
-        first = next((label for _, label in labels if label), None)
-        if size is None and first is not None and not split.class_names:
-            vectors = any(len(label) > 1 for _, label in labels)
-            vectors = vectors and all(part in BITS for _, label in labels for part in label)
-            size = len(first) if vectors else 0
-        for row, label in labels:
-            if size and not (len(label) == size and all(part in BITS for part in label)):
-                raise InputError(
-                    f"{split.source}, row {row}: expected a vector of {size} elements, each 0 or 1, as in the first "
-                    f"labels. Found {shorten(label) or 'no elements'}. If 0 and 1 are names of labels, rename them."
-                )
-            # Probabilities and counts are not names.
-            numbers = label and all(NUMBER.fullmatch(part) for part in label)
-            distinct = len(set(label)) == len(label) and all(float(part).is_integer() for part in label if numbers)
-            if not size and numbers and not distinct:
-                raise InputError(
-                    f"{split.source}, row {row}: the label {shorten(label)} is not a list of different names. Write "
-                    'names, such as ["joy", "love"], in all rows and files, or vectors of 0 and 1.'
-                )
-        if size:
-            split.vector_size = size
-            split.labels = [None if label is None else [BITS[part] for part in label] for label in split.labels]
+        lists = [label for label in split.labels if label] if split.multi_label else []
+        if size is None and lists:
+            are_vectors = max(map(len, lists)) > 1 and all(map(_is_vector, lists)) and not split.class_names
+            size = len(lists[0]) if are_vectors else 0
+        for row, label in zip(split.rows, split.labels, strict=True):
+            if isinstance(label, list) and not (_is_vector(label, size) if size else _has_names(label)):
+                raise _explain_label(label, f"{split.source}, row {row}")
+        if size and split.multi_label:
+            names = split.class_names = tuple(f"LABEL_{i}" for i in range(size))
+            split.labels = [
+                None if label is None else [name for name, bit in zip(names, label, strict=True) if bit in ONES]
+                for label in split.labels
+            ]
+
+
+def _is_vector(label: list[str], size: int | None = None) -> bool:
+    return size in (None, len(label)) and all(bit in ONES or bit in ZEROS for bit in label)
+
+
+def _has_names(label: list[str]) -> bool:
+    """Whether a list consists of names. Probabilities, and counts of which some are equal, are not names."""
+    if not all(NUMBER.fullmatch(part) for part in label):
+        return True
+    return len(set(label)) == len(label) and all(float(part).is_integer() for part in label)

@@ -3,18 +3,19 @@
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
 from snugbert.data.glue import GlueTask
 from snugbert.data.tables import clean_label
-from snugbert.errors import InputError, shorten
+from snugbert.errors import InputError, format_count, shorten
 from snugbert.tasks.base import Problem
 from snugbert.tasks.labeled_texts import NUMBER, TextSplit
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
 DEFAULT_NAME = re.compile(r"label_(?=[0-9]+$)")  # what transformers calls a label without a name, in lower case
-VECTOR_TEXT = re.compile(r"[01](?:([ ;|])[01](?:\1[01])*|(?:,[01]){2,})")  # "0,1" could be a number
+VECTOR_TEXT = re.compile(r"[01](?:[ ;|,][01])+")
 
 logger = logging.getLogger(__name__)
 
@@ -32,20 +33,13 @@ def choose_labels(
     sorted. If all training labels are numbers and some have a decimal point, the task is a regression.
 
     Args:
-        task: the GLUE task. None: your own data.
         checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, ignoring
             case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
             examples, these labels are used.
         regression: True for a regression, False for a classification. None: inferred from the labels.
-        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. The labels
-            in the data keep the data's spelling.
+        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels.
     """
     if regression:
-        multi_label = [split.source for split in splits.values() if split.multi_label]
-        if multi_label:
-            raise InputError(
-                f"--do_regression: {multi_label[0]} has lists of labels. Expected one number per example."
-            )
         return None
     train = splits.get("train")
     if task is not None:
@@ -56,9 +50,8 @@ def choose_labels(
         labels = list(checkpoint_labels)
     elif train.class_names:
         labels = list(dict.fromkeys(train.class_names))
-    elif train.vector_size:
-        has_names = len(checkpoint_labels) == train.vector_size
-        return list(checkpoint_labels) if has_names else [f"LABEL_{i}" for i in range(train.vector_size)]
+        if _are_vectors(train) and len(checkpoint_labels) == len(labels):
+            return list(checkpoint_labels)
     elif regression is None and _are_numbers(train):
         return None
     else:
@@ -67,12 +60,10 @@ def choose_labels(
         _warn_about_similar_labels(labels)
     fold = _choose_fold(checkpoint_labels)
     ids = {fold(label): i for i, label in enumerate(checkpoint_labels)}
-    ours = {fold(label) for label in labels}
-    if task is None and distills and ours <= ids.keys():
-        labeled = [split for split in splits.values() if split.labeled]
-        spelling = {fold(label): label for split in labeled for label in _distinct_labels(split)}
-        return [spelling.get(fold(label), label) for label in checkpoint_labels]
-    if ours == ids.keys():
+    ours = {fold(label): label for label in labels}
+    if task is None and distills and ours.keys() <= ids.keys():
+        return [ours.get(fold(label), label) for label in checkpoint_labels]
+    if ours.keys() == ids.keys():
         labels.sort(key=lambda label: ids[fold(label)])
     elif task is not None and labels and train is None and not (distills or _are_default(checkpoint_labels)):
         raise InputError(
@@ -105,30 +96,27 @@ def _list_labels(train: TextSplit, fewest: int) -> list[str]:
             f"{train.source}: labels such as {labels[0]!r} are vectors. Set --label_separator {labels[0][1]!r}."
         )
     if len(labels) < fewest:
-        only = f"the label {labels[0]!r}" if labels else "no label"
-        needed = "one label is" if fewest == 1 else "two labels are"
-        raise InputError(f"{train.source}: all examples have {only}. At least {needed} needed.")
+        found = f"the label {labels[0]!r}" if labels else "no label"
+        raise InputError(
+            f"{train.source}: all examples have {found}. Expected at least {format_count(fewest, 'label')}."
+        )
     if all(INTEGER.fullmatch(label) for label in labels):
         labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
     return labels
 
 
 def _warn_about_similar_labels(labels: list[str]) -> None:
-    groups: dict[str, list[str]] = {}
-    for label in sorted(labels):
-        groups.setdefault(fold_label(label), []).append(repr(label))
-    similar = [" and ".join(group) for group in groups.values() if len(group) > 1]
+    numbers = Counter(map(fold_label, labels))
+    similar = [repr(label) for label in sorted(labels, key=fold_label) if numbers[fold_label(label)] > 1]
     if similar:
         logger.warning(
-            "labels that look alike are different classes: %s. To merge such classes, write their labels identically.",
+            "labels that differ in case or spaces are different classes: %s. To merge them, write them identically.",
             shorten(similar),
         )
 
 
 def _distinct_labels(split: TextSplit) -> set[str]:
     """Returns the labels of a labeled split."""
-    if split.vector_size:
-        return set()
     return {label for value in split.labels for label in (value if split.multi_label else [value])}
 
 
@@ -139,84 +127,60 @@ def _are_numbers(train: TextSplit) -> bool:
         return False
     numbers = [label for label in labels if NUMBER.fullmatch(label.replace(",", "."))]
     # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
-    if len(labels) >= 2 * len(numbers):
+    if 2 * len(numbers) <= len(labels) or all(INTEGER.fullmatch(label) for label in numbers):
         return False
-    with_comma = next((label for label in numbers if "," in label), None)
-    if with_comma is not None:
-        raise InputError(
-            f"{train.source}: labels such as {with_comma!r} are numbers with a comma. Use a decimal point. If the "
-            "labels are names of classes, set --do_regression false."
-        )
-    if len(numbers) < len(labels) and not all(INTEGER.fullmatch(label) for label in numbers):
-        rows = zip(train.rows, labels, strict=True)
-        row, label = next((row, label) for row, label in rows if not NUMBER.fullmatch(label))
-        raise InputError(
-            f"{train.source}, row {row}: the label {label!r} is not a number, but most labels are. Fix or remove such "
-            "rows. If the labels are names of classes, set --do_regression false."
-        )
-    return len(numbers) == len(labels)
+    for row, label in zip(train.rows, labels, strict=True):
+        if not NUMBER.fullmatch(label):
+            raise InputError(
+                f"{train.source}, row {row}: the label {label!r} is not a number with a decimal point, but most are. "
+                "Fix or remove such rows. If the labels are names of classes, set --do_regression false."
+            )
+    return True
 
 
 def encode_labels(
     split: TextSplit, labels: list[str] | None, from_checkpoint: bool = False
 ) -> list[int] | list[float] | list[list[float]]:
-    """Encodes the label of each example.
+    """Returns the label id of each example, a list of 1.0 or 0.0 for several labels, or the number (regression).
 
-    Args:
-        labels: from [`choose_labels`].
-        from_checkpoint: whether `labels` are the labels of a checkpoint that is not trained, for messages.
-
-    Returns:
-        The label id of each example. With several labels per example: a list of 1.0 or 0.0 for each of `labels`. For a
-        regression: the number.
+    `from_checkpoint`: whether `labels` are the labels of a checkpoint that is not trained, for messages.
     """
-    values, multi_label = split.labels, split.multi_label
-    if multi_label and not labels:
-        raise InputError(f"{split.source} has lists of labels, but the model predicts a number. Choose another model.")
-    if split.vector_size:
-        return _encode_vectors(split, labels or [])
-    ids, choose = _find_ids(split, labels or []), "choose the model that was trained on them"
-    for row, value in zip(split.rows, values, strict=True):
-        for label in value if multi_label else [value]:
-            if labels and label not in ids:
-                advice = f"Rename the labels of the data, or {choose}."
-                expected = f"Expected one of {shorten(labels)}{', the labels of the model' * from_checkpoint}."
+    if split.multi_label and not labels:
+        raise InputError(f"{split.source} has lists of labels. Expected one number per example.")
+    ids = _find_ids(split, labels or [])
+    expected = f"one of {shorten(labels)}" if labels else "a finite number"
+    advice = "Choose the model that was trained on these labels, or rename" if from_checkpoint else "Fix or remove"
+    for row, value in zip(split.rows, split.labels, strict=True):
+        for label in value if split.multi_label else [value]:
+            if not (label in ids if labels else NUMBER.fullmatch(label) and math.isfinite(float(label))):
                 raise InputError(
-                    f"{split.source}, row {row}: unknown label {label!r}. {expected} "
-                    f"{advice if from_checkpoint else 'Fix or remove the row.'}"
+                    f"{split.source}, row {row}: unknown label {label[:50]!r}. Expected {expected}. {advice} it."
                 )
-            if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):
-                advice = f"The model predicts numbers: {choose}." if from_checkpoint else "Fix or remove the row."
-                raise InputError(f"{split.source}, row {row}: {label[:50]!r} is not a finite number. {advice}")
     if not labels:
-        return [float(value) for value in values]
-    if multi_label:
-        rows = [{ids[label] for label in value} for value in values]
+        return [float(value) for value in split.labels]
+    if split.multi_label:
+        rows = [{ids[label] for label in value} for value in split.labels]
         return [[float(i in row) for i in range(len(labels))] for row in rows]
-    return [ids[value] for value in values]
+    return [ids[value] for value in split.labels]
 
 
 def _find_ids(split: TextSplit, labels: Sequence[str]) -> dict[str, int]:
     """Returns the ids of labels, by their spelling in a split.
 
     If no two `labels` differ only in case and spaces, these do not matter, and LABEL_1 is 1. If `labels` are only ids,
-    they are the ids of the dataset's class names.
+    they are the ids of the dataset's class names. The elements of label vectors are ids of `labels`.
     """
     fold = _choose_fold(labels)
     ids = {fold(label): i for i, label in enumerate(labels)}
     found = {label: ids[fold(label)] for label in _distinct_labels(split) if fold(label) in ids}
-    if _are_default(labels) and len(split.class_names) == len(labels):
+    if (_are_default(labels) or _are_vectors(split)) and len(split.class_names) == len(labels):
         found = {name: i for i, name in enumerate(split.class_names)} | found
     return found
 
 
-def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:
-    if len(labels) != split.vector_size:
-        raise InputError(
-            f"{split.source}: the labels are vectors of {split.vector_size} elements, but the model has {len(labels)} "
-            "labels. Choose the model that was trained on these labels."
-        )
-    return [[float(bit) for bit in vector] for vector in split.labels]
+def _are_vectors(split: TextSplit) -> bool:
+    """Whether the labels were vectors, see [`name_vectors`]."""
+    return split.class_names[:1] == ("LABEL_0",)
 
 
 def choose_problem(

@@ -2,8 +2,7 @@
 
 `evaluate.load("glue", "mrpc")` downloads a script from the Hub and runs it. `TaskMetric(TextClassification(
 task_name="mrpc"))` is the same metric, with the same names, without a download. Tests compare all metrics with
-scikit-learn, SciPy, seqeval and the official scripts. Resampling with these libraries would be slow: they take no
-counts.
+scikit-learn, SciPy, seqeval and the official scripts, which would be slow in resampling.
 
 Shapes: `counts` (rows,) are the numbers of examples with each row.
 """
@@ -18,11 +17,7 @@ from snugbert.tasks.base import Task
 
 
 class TaskMetric(evaluate.Metric):
-    """The metrics of a task, as a metric of the library `evaluate`.
-
-    Args:
-        task: a task, such as `TextClassification(task_name="mrpc")`.
-        kwargs: passed on to `evaluate.Metric`.
+    """The metrics of a task, as a metric of the library `evaluate`, which also takes `kwargs`.
 
     Examples:
         >>> metric = TaskMetric(TextClassification(task_name="mrpc"))
@@ -82,15 +77,12 @@ def score_labels(rows: np.ndarray, counts: np.ndarray, labels: int | None = None
     """Computes precision, recall and F1 of each label, and averages, as scikit-learn does.
 
     If examples have one label, macro F1 averages the labels in references or predictions. If they have several, it
-    averages all labels. Balanced accuracy is the mean recall of the labels in the references.
+    averages all labels. Balanced accuracy is the mean recall of the labels in the references. Precision is NaN if a
+    label is not predicted, recall if it is not in the references, and F1 if both are true.
 
     Args:
         rows: as in [`score_label_sets`], or with `labels` as in [`score_classes`].
         labels: number of labels, if each example has one label. None: examples have several labels.
-
-    Returns:
-        `macro_f1`, `balanced_accuracy`, and `precision_0`, `recall_0`, `f1_0`, `precision_1` and so on.
-        Precision is NaN if a label is not predicted, recall if it is not in the references, and F1 if both are true.
     """
     references, predictions = np.split(rows, 2, axis=1)
     if labels is None:

@@ -35,7 +35,6 @@ METRIC_INFO = {
     "description": "Accuracy: the fraction of examples whose correct choice is predicted.",
     "citation": "Zellers et al. (2018), SWAG: A Large-Scale Adversarial Dataset, EMNLP",
     "inputs_description": "Predictions and references are choices (int), counted from 0.",
-    "reference_urls": ["https://rowanzellers.com/swag/"],
 }
 
 
@@ -47,31 +46,21 @@ class Example(NamedTuple):
 
 
 class ChoiceAnswers(NamedTuple):
-    """The answers to all examples of a split.
+    """The answers to all examples of a split."""
 
-    Attributes:
-        values: the predicted choice, counted from 0. *Shape:* (N,)
-        probabilities: the probability of each choice. *Shape:* (C,) each
-    """
-
-    values: np.ndarray
-    probabilities: Sequence[np.ndarray] = ()
+    values: np.ndarray  # the predicted choices, counted from 0, (N,)
+    probabilities: Sequence[np.ndarray] = ()  # of each choice, (C,) each
 
 
 @dataclass
 class ChoiceSplit:
-    """The examples of a split.
-
-    Attributes:
-        references: the correct choice of each example, counted from 0. None: not labeled. *Shape:* (N,)
-        others: the values of each row besides its texts and its label. Empty for training examples.
-    """
+    """The examples of a split."""
 
     name: str
     source: str
     examples: list[Example]
-    references: np.ndarray | None = None
-    others: list[dict[str, Any]] = field(default_factory=list)
+    references: np.ndarray | None = None  # the correct choices, counted from 0, (N,). None: not labeled
+    others: list[dict[str, Any]] = field(default_factory=list)  # values of each row besides texts and label
 
     @property
     def labeled(self) -> bool:
@@ -129,29 +118,28 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         return splits
 
     def _read_split(self, data: Path | Dataset, name: str, first: list[Example]) -> ChoiceSplit:
-        source = self.describe_place(data, name)
+        source, needed = self.describe_place(data, name), name in ("train", "validation")
         split, labels, missing = ChoiceSplit(name, source, []), [], []
-        needed = name in ("train", "validation")
         for row, values in islice(read_rows(data), self.args.max_samples.get(name)):
             try:
                 columns = _find_columns(values)
                 example = self.read(values, columns)
-                label = None if name == "unlabeled" else _read_label(values, len(example.choices))
+                first = first or [example]
+                number, expected = len(example.choices), len(first[0].choices)
+                if number != expected or number < 2:
+                    raise InputError(
+                        f"number of choices: {number}. Expected at least 2, and as many as in the first example."
+                    )
+                label = None if name == "unlabeled" else _read_label(values, number)
             except InputError as error:
                 raise InputError(f"{source}, row {row}: {error}") from error
-            number, expected = len(example.choices), len((first or [example])[0].choices)
-            if number != expected or number < 2:
-                wanted = f"{expected}, as in the first example" if expected > 1 else "at least 2"
-                raise InputError(f"{source}, row {row}: the number of choices is {number}. Expected {wanted}.")
             if label is None:
                 missing.append(row)
                 if needed:
                     continue
-            first = first or [example]
             split.examples.append(example)
             labels.append(label)
-            if name not in ("train", "unlabeled"):
-                split.others.append({key: values[key] for key in values if key not in (*columns, "label")})
+            split.others.append({key: values[key] for key in values if key not in (*columns, "label")})
         if name != "unlabeled":
             number = len(labels) + len(missing) * needed
             report_missing_labels(source, "label", missing, number, self.args.on_missing_label if needed else None)
@@ -160,15 +148,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         if None not in labels:
             split.references = np.array(labels)
         return split
-
-    def choose_labels(
-        self,
-        splits: Mapping[str, ChoiceSplit],
-        config: PreTrainedConfig,
-        teacher: Task[Any, Any, Any] | None = None,
-        is_teacher: bool = False,
-    ) -> None:
-        """Does nothing: choices are not classes."""
 
     def text_columns(self, splits: Mapping[str, ChoiceSplit]) -> tuple[str, ...]:
         """Returns no columns, so that a model can predict both forms of examples after training on either."""
@@ -183,10 +162,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def encode(self, split: ChoiceSplit) -> Features:
-        """Tokenizes the pairs of text and choice. Truncates the longer text first.
-
-        The correct choice is in the column `label`.
-        """
+        """Tokenizes the pairs of text and choice. The correct choice is in the column `label`."""
         counts = [len(example.choices) for example in split.examples]
         texts = [example.text for example in split.examples for _ in example.choices]
         choices = [choice for example in split.examples for choice in example.choices]
@@ -243,8 +219,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         The keys are the other columns of the row, `text`, `choices`, `label` (if the split is labeled),
         `predicted_choice` and `probabilities`.
         """
-        others = split.others or [{}] * split.num_examples
-        rows = [values | example._asdict() for values, example in zip(others, split.examples, strict=True)]
+        rows = [others | each._asdict() for others, each in zip(split.others, split.examples, strict=True)]
         if split.references is not None:
             rows = [row | {"label": label} for row, label in zip(rows, split.references.tolist(), strict=True)]
             positions = [str(position) for position in range(len(split.examples[0].choices))]
@@ -261,12 +236,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         """Does nothing: choices are not classes."""
 
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Example:
-        """Returns the text and its choices.
-
-        Args:
-            values: the row.
-            columns: two columns with a text and a list of texts; or columns like SWAG's.
-        """
+        """Returns the text and its choices: a text and a list of texts, or columns like SWAG's."""
         if len(columns) > 2:
             text, beginning, *endings = (read_text(values, column) for column in columns)
             return Example(text, [f"{beginning} {ending}" for ending in endings])
@@ -288,7 +258,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
 
 
 def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the columns that hold the text and the choices."""
     for columns in MultipleChoice.default_columns:
         if all(column in values for column in columns):
             return columns
@@ -296,7 +265,6 @@ def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_label(values: Mapping[str, Any], number: int) -> int | None:
-    """Returns the label of a row that has `number` choices. None if the label is missing."""
     label = clean_label(str(values.get("label")))
     if label in NO_LABEL:
         return None

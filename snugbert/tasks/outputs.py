@@ -26,34 +26,21 @@ OUTSIDE = -1e30  # score of a position after the end of a window. It is finite, 
 
 
 class Items(NamedTuple):
-    """The items of a batch, for distillation.
+    """The items of a batch, for distillation."""
 
-    Attributes:
-        student: the student's logits. *Shape:* (I, C)
-        teacher: the teacher's logits. *Shape:* (I, C)
-        labels: the gold labels. *Shape:* (I,), or (I, C) with several labels per example
-    """
-
-    student: torch.Tensor
-    teacher: torch.Tensor
-    labels: torch.Tensor
+    student: torch.Tensor  # logits [I, C]
+    teacher: torch.Tensor  # logits [I, C]
+    labels: torch.Tensor  # gold labels [I], or [I, C] with several labels per example
 
 
 class Output(ABC):
-    """The form of a head's outputs.
+    """The form of a head's outputs."""
 
-    Attributes:
-        label_columns: the columns of features that contain labels.
-        counted_labels: the column of a batch whose labels the loss counts.
-        per_token: whether there are logits for every token.
-        labels_mark_items: whether the labels decide which tokens are items.
-    """
-
-    label_columns: tuple[str, ...]
-    counted_labels: str = "labels"
+    label_columns: tuple[str, ...]  # of features
+    counted_labels: str = "labels"  # the column of a batch whose labels the loss counts
     names: tuple[str, ...] = ("logits",)
-    per_token: bool = True
-    labels_mark_items: bool = False
+    per_token: bool = True  # whether there are logits for every token
+    labels_mark_items: bool = False  # whether the labels decide which tokens are items
 
     @abstractmethod
     def count_items(self, inputs: Dataset) -> np.ndarray:
@@ -72,7 +59,10 @@ class Output(ABC):
 
         `rows`: logits of each window: (C,), or (L, C) if `per_token`; for spans, start and end score: (L, 2).
         """
-        return _pad_windows(rows)
+        padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), rows[0].dtype)
+        for index, row in enumerate(rows):
+            padded[index, : len(row)] = row
+        return padded
 
     def stack(self, outputs: Any) -> torch.Tensor:
         """Returns the logits of a model's outputs as one tensor, with the labels in the last dimension."""
@@ -82,9 +72,9 @@ class Output(ABC):
         """Joins a teacher's logits of the windows in a batch, (I, C) each, for [`list_items`]."""
         return torch.cat(parts)
 
-    @abstractmethod
     def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Removes the labels from a batch, so that the model does not compute its own loss, and returns them."""
+        return {name: batch.pop(name) for name in self.label_columns}
 
     @abstractmethod
     def list_items(
@@ -92,9 +82,7 @@ class Output(ABC):
     ) -> Iterator[Items]:
         """Yields the items of a batch; for spans, first the starts and then the ends. Their losses are averaged.
 
-        Args:
-            outputs: the student's outputs.
-            batch: the student's inputs, packed or padded. A row filled by [`pad_row`] has more items than `teacher`.
+        Outputs and batch are the student's. A row filled by [`pad_row`] has more items than `teacher`.
         """
 
 
@@ -133,9 +121,8 @@ class _TokenOutput(Output):
         return np.concatenate([row[: len(ids)][np.array(ids) != IGNORE_INDEX] for row, ids in pairs])
 
     def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        labels: dict[str, torch.Tensor] = {
-            name: batch.pop(name) for name in ("labels", "label_indices") if name in batch
-        }
+        names = [name for name in ("labels", "label_indices") if name in batch]
+        labels: dict[str, torch.Tensor] = {name: batch.pop(name) for name in names}
         if "label_indices" not in labels:  # a padded batch
             labels["label_indices"] = (labels["labels"].flatten() != IGNORE_INDEX).nonzero().squeeze(-1)
         return labels
@@ -167,8 +154,8 @@ class _SpanOutput(Output):
         return np.concatenate([row[:length] for row, length in pairs])
 
     def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
-        padded = _pad_windows(rows)
-        return padded[..., 0], padded[..., 1]
+        starts_and_ends = super().join_windows(rows)
+        return starts_and_ends[..., 0], starts_and_ends[..., 1]  # type: ignore[call-overload]
 
     def stack(self, outputs: Any) -> torch.Tensor:
         return torch.stack([outputs[name] for name in self.names], dim=-1)
@@ -176,9 +163,6 @@ class _SpanOutput(Output):
     def join_items(self, parts: list[torch.Tensor]) -> torch.Tensor:
         # The classes are the positions of a window.
         return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=OUTSIDE)
-
-    def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        return {name: batch.pop(name) for name in self.label_columns}
 
     def list_items(
         self, outputs: Any, batch: dict[str, Any], labels: dict[str, torch.Tensor], teacher: torch.Tensor
@@ -194,25 +178,13 @@ class _SpanOutput(Output):
 
 
 def average_windows(logits: Sequence[np.ndarray], counts: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-    """Returns the mean logits of each document, from the logits of all windows in order.
-
-    Args:
-        logits: the logits of each window. *Shape:* (C,) each
-        counts: number of windows of each document. *Shape:* (documents,)
-    """
+    """Returns the mean logits of each document, from all windows in order and their number in each document."""
     return [windows.mean(0) for windows in np.split(np.stack(logits), np.cumsum(counts)[:-1])]
 
 
 def _first(logits: Logits) -> np.ndarray:
     """Returns the logits of a model that may return more, such as hidden states."""
     return logits[0] if isinstance(logits, tuple) else logits
-
-
-def _pad_windows(rows: Sequence[np.ndarray]) -> np.ndarray:
-    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), rows[0].dtype)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return padded
 
 
 SEQUENCE, TOKENS, SPAN = _SequenceOutput(), _TokenOutput(), _SpanOutput()

@@ -30,7 +30,6 @@ from snugbert.tasks.task_arguments import SquadDataArguments
 
 logger = logging.getLogger(__name__)
 
-TRAINING = ("train", "unlabeled")  # splits
 METRICS = ("exact_match", "f1")  # in percent, by the names of evaluate-v1.1.py
 METRICS_V2 = (  # in percent except thresholds, by the names of evaluate-v2.0.py
     *(f"{questions}{metric}" for questions in ("", "HasAns_", "NoAns_") for metric in ("exact", "f1")),
@@ -39,17 +38,12 @@ METRICS_V2 = (  # in percent except thresholds, by the names of evaluate-v2.0.py
 FIRST_CHARACTERS = 100  # where to look for words
 
 METRIC_INFO = {
-    "description": """\
-Exact match and F1 of the Stanford Question Answering Dataset, in percent, equal to the official scripts of v1.1
-and, with version_2_with_negative, of v2.0, where a question may have no answer.""",
+    "description": "Exact match and F1 of SQuAD v1.1 or v2.0, in percent, equal to the official scripts.",
     "citation": "Rajpurkar et al. (2018), Know What You Don't Know: Unanswerable Questions for SQuAD, ACL",
     "inputs_description": """
-A prediction is a dict with id and prediction_text; for v2.0 also no_answer_probability (float). A reference is a dict
-with id and answers, a dict of the lists text and answer_start (ignored). Results of v1.1: exact_match, f1. Of v2.0:
-exact, f1, total; the same for questions with an answer (HasAns_exact, ...) and without one (NoAns_exact, ...);
-best_exact, best_exact_thresh, best_f1, best_f1_thresh: the highest values if questions whose no_answer_probability is
-above a threshold are answered with "".""",
-    "reference_urls": ["https://rajpurkar.github.io/SQuAD-explorer/"],
+Predictions: dicts of id, prediction_text and, for v2.0, no_answer_probability. References: dicts of id and answers, a
+dict of the lists text and answer_start (ignored). v2.0 also scores questions with an answer (HasAns_exact, ...) and
+without one (NoAns_exact, ...), and finds the best threshold (best_exact_thresh, ...).""",
 }
 
 
@@ -81,8 +75,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
 
     The metrics are the same as if the official script scored predictions.json. best_exact and best_f1 are the highest
     scores for any `null_score_diff_threshold`, and best_exact_thresh and best_f1_thresh are these thresholds. The
-    official script finds lower best scores if a threshold already replaced answers in the file. The thresholds are 0
-    if none beats "no answer" to every question, as in the official script.
+    official script finds lower best scores if a threshold already replaced answers in the file.
     """
 
     arguments = SquadDataArguments
@@ -110,11 +103,9 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         args, splits = self.args, {}
         for name, parts in sources.items():
             places = [self.describe_place(part, name) for part in parts]
-            questions = [
-                question
-                for part, place in zip(parts, places, strict=True)
-                for question in read_questions(part, place, answered=name != "unlabeled")
-            ]
+            questions: list[Question] = []
+            for part, place in zip(parts, places, strict=True):
+                questions += read_questions(part, place, answered=name != "unlabeled")
             questions = questions[: args.max_samples.get(name)]
             if name != "unlabeled":
                 skip = args.on_bad_answer == "skip"
@@ -160,15 +151,9 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
 
     def encode(self, split: QuestionSplit) -> ContextWindows:
         """Returns the windows of all contexts. In training, they include the positions of the answers."""
-        args = self.args
-        windows = make_question_windows(
-            split.questions,
-            self.tokenizer,
-            self.max_length,
-            args.doc_stride,
-            args.max_query_length,
-            training=split.name in TRAINING,
-        )
+        stride, longest = self.args.doc_stride, self.args.max_query_length
+        training = split.name in ("train", "unlabeled")
+        windows = make_question_windows(split.questions, self.tokenizer, self.max_length, stride, longest, training)
         if split.name == "unlabeled":
             nothing = np.full(len(windows.inputs), UNLABELED, np.int32)
             for column in self.output.label_columns:
@@ -180,17 +165,16 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
 
     def decode(self, logits: Logits, split: QuestionSplit, features: ContextWindows) -> list[Answer]:
         """Returns the answers. See [`best_answers`]."""
-        args = self.args
         start_logits, end_logits = logits[:2]
         return best_answers(
             split.questions,
             features,
             start_logits,
             end_logits,
-            n_best_size=1 if self.predicts else args.n_best_size,
-            max_answer_length=args.max_answer_length,
+            n_best_size=1 if self.predicts else self.args.n_best_size,
+            max_answer_length=self.args.max_answer_length,
             version_2=self.version_2,
-            null_threshold=args.null_score_diff_threshold,
+            null_threshold=self.args.null_score_diff_threshold,
         )
 
     # --- scores -------------------------------------------------------------------------------------------------
@@ -226,26 +210,23 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     def pair(self, references: list[Any], predictions: list[Any]) -> tuple[QuestionSplit, list[Answer]]:
         """Returns the questions of references, and the answer to each, by id. See [`TaskMetric`].
 
-        Raises:
-            ValueError: ids repeat, or a question of v2.0 has no prediction. In v1.1, such a question scores 0, with a
-                warning.
+        Ids must be unique. In v2.0, each question needs a prediction. In v1.1, a question without one scores 0.
         """
         found = {prediction["id"]: prediction for prediction in predictions}
         questions = {r["id"]: Question(r["id"], "", "", tuple(r["answers"]["text"])) for r in references}
         if len(questions) < len(references):
-            repeated = len(references) - len(questions)
-            raise ValueError(f"{repeated} of {len(references)} references repeat an id. Ids must be unique.")
+            raise ValueError(f"{len(references) - len(questions)} of {len(references)} references repeat an id.")
         missing = [question for question in questions if question not in found]
         if missing:
             message = f"Questions without a prediction: {len(missing)}. The first: {missing[0]}"
             if self.version_2:
                 raise ValueError(message)
             logger.warning("%s. These questions score 0.", message)
-        answers = []
-        for question in questions:
-            prediction = found.get(question, {"prediction_text": ""})
-            text = prediction["prediction_text"]
-            answers.append(Answer(text, prediction.get("no_answer_probability"), text, []))
+        ordered = [found.get(question, {"prediction_text": ""}) for question in questions]
+        answers = [
+            Answer(each["prediction_text"], each.get("no_answer_probability"), each["prediction_text"], [])
+            for each in ordered
+        ]
         return QuestionSplit("validation", list(questions.values())), answers
 
     # --- files --------------------------------------------------------------------------------------------------
@@ -298,5 +279,5 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         return QuestionSplit("test", examples)
 
     def to_columns(self, split: QuestionSplit, answers: list[Answer]) -> list[dict[str, Any]]:
-        """Returns the answer to each question with its score and its place in the context, see [`ExtractedAnswer`]."""
-        return [dict(answer.extract(answer.chosen)) for answer in answers]
+        """Returns the answer to each question with its score and its place in the context. See [`Answer`]."""
+        return [answer.extract(answer.chosen) for answer in answers]

@@ -23,25 +23,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ContextWindows(Features):
-    """N windows, and the position of their tokens in the contexts.
+    """N windows, and the position of their tokens in the contexts. The last three have a value per context token."""
 
-    Attributes:
-        inputs: N rows of model inputs. For training, also start_positions and end_positions.
-        question_indices: the question of each window. The windows of a question are adjacent and in order. int32,
-            *Shape:* (N,)
-        context_offsets: the position in the window of its first context token. int32, *Shape:* (N,)
-        char_starts: for each window, where each of its context tokens starts in the context, in characters. *Shape:*
-            (tokens,) each
-        char_ends: for each window, where each of its context tokens ends (exclusive). *Shape:* (tokens,) each
-        max_context: for each window and each of its context tokens, whether no other window has more context around
-            the token. *Shape:* (tokens,) each
-    """
-
-    question_indices: np.ndarray
-    context_offsets: np.ndarray
-    char_starts: list[np.ndarray]
-    char_ends: list[np.ndarray]
-    max_context: list[np.ndarray]
+    question_indices: np.ndarray  # of each window, adjacent and in order. int32, (N,)
+    context_offsets: np.ndarray  # the position in the window of its first context token. int32, (N,)
+    char_starts: list[np.ndarray]  # where each context token of a window starts in the context, in characters
+    char_ends: list[np.ndarray]  # where it ends (exclusive)
+    max_context: list[np.ndarray]  # whether no other window has more context around the token
 
 
 class _TokenizedText(NamedTuple):
@@ -66,7 +54,6 @@ def make_question_windows(
 
     Args:
         questions: at least one. A context without tokens makes one window with an empty part.
-        tokenizer: a fast tokenizer whose pairs begin with [CLS].
         doc_stride: tokens that a window shares with the previous window, as in `run_qa.py`. In the original release's
             `run_squad.py`, `doc_stride` is the step between windows.
         max_query_length: maximum tokens of a question. Longer questions are truncated, with a warning.
@@ -149,16 +136,13 @@ def _find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int],
 
 
 def choose_stride(max_seq_length: int) -> int:
-    """Returns how many tokens neighboring windows share by default: 128, as in `run_qa.py`.
-
-    Windows below 256 tokens share a third. This leaves room for a question and new context.
-    """
+    """Returns how many tokens neighboring windows share: 128, as in `run_qa.py`, or a third if there is less room."""
     return 128 if max_seq_length >= 256 else max_seq_length // 3
 
 
 def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int, question: int = 1) -> int:
     """Returns the maximum tokens of a question. A window must have room for more context than it shares."""
-    special = sum(map(len, _find_special_tokens(tokenizer)))
+    special = tokenizer.num_special_tokens_to_add(pair=True)
     left = max(max_seq_length - special - question, 0)
     if left <= doc_stride:
         raise InputError(
@@ -170,19 +154,12 @@ def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stri
 
 def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[_TokenizedText]:
     # verbose=False: no warning about long texts, which are cut into windows.
-    encoded = tokenizer(
-        texts,
-        add_special_tokens=False,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
-    tokenized = []
-    for ids, mapping in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        characters = np.array(mapping, np.int32).reshape(-1, 2)
-        tokenized.append(_TokenizedText(np.array(ids, np.int32), *characters.T.copy()))
-    return tokenized
+    only_ids = {"return_attention_mask": False, "return_token_type_ids": False, "add_special_tokens": False}
+    encoded = tokenizer(texts, return_offsets_mapping=True, verbose=False, **only_ids)
+    return [
+        _TokenizedText(np.array(ids, np.int32), *np.array(mapping, np.int32).reshape(-1, 2).T.copy())
+        for ids, mapping in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    ]
 
 
 def _find_answer_tokens(question: Question, text: _TokenizedText) -> tuple[int, int]:

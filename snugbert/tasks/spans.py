@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 
 from snugbert.data.squad import Question
 from snugbert.tasks.question_windows import ContextWindows
@@ -27,20 +27,13 @@ WINDOWS_PER_BATCH = 500  # with 20 starts and 30 ends each, the scores take 2.4 
 
 
 class Candidate(NamedTuple):
-    """A possible answer. `_asdict()` is an entry of `nbest_predictions.json`.
+    """A possible answer. `_asdict()` is an entry of `nbest_predictions.json`."""
 
-    Attributes:
-        text: a part of the context, or "" for "no answer".
-        probability: softmax of the scores over the question's candidates.
-        start_logit, end_logit: the model's logits. Their sum is the score.
-        start, end: characters of the context: `context[start:end]` is the text. Both are 0 for "no answer".
-    """
-
-    text: str
-    probability: float
+    text: str  # `context[start:end]`, or "" for "no answer"
+    probability: float  # softmax of the scores over the question's candidates
     start_logit: float
     end_logit: float
-    start: int
+    start: int  # in characters
     end: int
 
     @property
@@ -52,46 +45,26 @@ class Candidate(NamedTuple):
 NO_ANSWER = Candidate("", 0.0, 0.0, 0.0, 0, 0)
 
 
-class ExtractedAnswer(TypedDict):
-    """An answer that was extracted from a context.
-
-    Attributes:
-        score: the probability that the answer starts at its first token times the probability that it ends at its last
-            token. Both softmaxes run over [CLS] and the context tokens of all windows.
-        start, end: characters of the context: `context[start:end]` is the answer. Both are 0 if there is no answer.
-    """
-
-    score: float
-    start: int
-    end: int
-    answer: str
-
-
 class Answer(NamedTuple):
-    """The answer to a question.
+    """The answer to a question."""
 
-    Attributes:
-        text: a part of the context, or "" for "no answer".
-        null_odds: the score of "no answer" minus the score of the best span. None without `version_2`.
-        best_span: the text of the best span, even if "no answer" scores higher. "" if the context has no tokens.
-        n_best: at least one candidate, best first.
-        log_total: the logarithm of the softmax denominators of the starts and of the ends, added up. The softmaxes run
-            over [CLS] and the context tokens of all windows.
-    """
-
-    text: str
-    null_odds: float | None
-    best_span: str
-    n_best: list[Candidate]
-    log_total: float = math.nan
+    text: str  # a part of the context, or "" for "no answer"
+    null_odds: float | None  # score of "no answer" minus score of the best span. None without `version_2`
+    best_span: str  # even if "no answer" scores higher. "" if the context has no tokens
+    n_best: list[Candidate]  # at least one, best first
+    log_total: float = math.nan  # logarithms of the softmax denominators of starts and of ends, added up
 
     @property
     def chosen(self) -> Candidate:
         """The candidate whose text is the answer."""
         return next(candidate for candidate in self.n_best if candidate.text == self.text)
 
-    def extract(self, candidate: Candidate) -> ExtractedAnswer:
-        """Returns a candidate as columns to predict."""
+    def extract(self, candidate: Candidate) -> dict[str, Any]:
+        """Returns a candidate as columns to predict: `score`, `start`, `end` and `answer`.
+
+        The score is the probability that the answer starts at its first token times the probability that it ends at
+        its last token. Both softmaxes run over [CLS] and the context tokens of all windows.
+        """
         score = float(np.exp(candidate.score - self.log_total))
         return {"score": score, "start": candidate.start, "end": candidate.end, "answer": candidate.text}
 
@@ -113,8 +86,7 @@ def best_answers(
     ordered by window, then by start, then by end.
 
     Args:
-        questions: the questions with their contexts.
-        windows: the windows of these questions, at least one for each.
+        windows: the windows of the questions, at least one for each.
         start_logits, end_logits: the model's logits. Only [CLS] and the context tokens are read. The values of padding
             do not matter. *Shape:* (N, L)
         n_best_size: candidates per question. Default: 20, as in the original release. With `version_2` the best span
@@ -124,9 +96,7 @@ def best_answers(
             of [CLS] in the window with the lowest sum. So a question has no answer only if no window has an answer.
         null_threshold: the answer is "" if the odds of "no answer" exceed this.
 
-    Returns:
-        One answer per question. If the context has no tokens, the answer is "", and with `version_2` the odds of
-        "no answer" are [`SURELY_NULL`].
+    If a context has no tokens, the answer is "", and with `version_2` the odds of "no answer" are [`SURELY_NULL`].
     """
     spans: list[list[Candidate]] = [[] for _ in questions]
     counts = np.bincount(windows.question_indices)
@@ -245,12 +215,7 @@ def _score_no_answer(
 
 
 def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
-    """Returns the log of each question's softmax denominator, (questions,), over [CLS] and context of all its windows.
-
-    Args:
-        windows: at least one for each question.
-        logits: start or end logits. *Shape:* (N, L)
-    """
+    """Returns the log of each question's softmax denominator, (questions,), over [CLS] and context of all windows."""
     token_indices = np.arange(logits.shape[1])
     first = windows.context_offsets
     end = first + [len(char_starts) for char_starts in windows.char_starts]
@@ -268,15 +233,8 @@ def _choose_answer(spans: list[Candidate], null: Candidate | None, n_best_size: 
         # Always keep "no answer", and at least two candidates.
         listed = [*spans[:rank], null, *spans[rank:]][: max(n_best_size, rank + 1, 2)]
         odds = null.score - spans[0].score if spans else SURELY_NULL
-    weights = np.exp([candidate.score - listed[0].score for candidate in listed])
-    n_best = [
-        Candidate(candidate.text, probability, *candidate[2:])
-        for candidate, probability in zip(listed, (weights / weights.sum()).tolist(), strict=True)
-    ]
+    probabilities = softmax([candidate.score for candidate in listed]).tolist()
+    n_best = [candidate._replace(probability=each) for candidate, each in zip(listed, probabilities, strict=True)]
     is_null = not spans or (odds is not None and odds > null_threshold)
-    return Answer(
-        text="" if is_null else spans[0].text,
-        null_odds=odds,
-        best_span=spans[0].text if spans else "",
-        n_best=n_best,
-    )
+    best = spans[0].text if spans else ""
+    return Answer("" if is_null else best, odds, best, n_best)

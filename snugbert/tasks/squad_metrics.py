@@ -5,18 +5,15 @@
 Values are equal to the last digit: sums run in the scripts' order, one number after the other. Only the built-in `sum`
 of Python 3.12 and later, which evaluate-v2.0.py calls, rounds differently.
 
-Shapes: N questions.
+Shapes: N questions. `counts` says how often each question counts. Default: once. *Shape:* (N,)
 """
 
-import logging
 import re
 import string
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-
-logger = logging.getLogger(__name__)
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -26,10 +23,7 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize(text: str) -> str:
-    """Lowercases the text, removes ASCII punctuation and English articles, and puts one space between words.
-
-    Punctuation is removed first: "a-b" becomes "ab", and "a." becomes an article.
-    """
+    """Lowercases the text, removes ASCII punctuation, then English articles, and puts one space between words."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
@@ -49,11 +43,6 @@ def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -
     Some answers, such as "The", have no words after normalization. In v2.0 such gold answers are ignored. If a
     question has no other gold answer, the correct answer is "", or any answer without words, with F1 1. In v1.1 an
     answer without words has F1 0, although it can be an exact match.
-
-    Args:
-        answer: the predicted answer; "" for "no answer".
-        golds: the correct answers. Empty if there is no answer, in v2.0 only.
-        version_2: compare as `evaluate-v2.0.py`, not as `evaluate-v1.1.py`.
     """
     gold_texts = {normalize(text) for text in golds}
     if version_2:
@@ -66,10 +55,7 @@ def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -
 
 
 def measure_answers(golds: Sequence[Sequence[str]], answers: Sequence[str]) -> np.ndarray:
-    """Measures answers as in SQuAD v1.1: exact match and F1 of each question. float64, *shape* (N, 2)
-
-    `golds`: the correct answers to each question, at least one.
-    """
+    """Measures answers as in SQuAD v1.1: exact match and F1 of each question. float64, *shape* (N, 2)"""
     if not all(golds):
         raise ValueError("A question has no reference answers. Use the metrics of SQuAD v2.0.")
     pairs = zip(answers, golds, strict=True)
@@ -79,10 +65,9 @@ def measure_answers(golds: Sequence[Sequence[str]], answers: Sequence[str]) -> n
 def measure_answers_v2(
     golds: Sequence[Sequence[str]], answers: Sequence[str], spans: Sequence[str], null_odds: Sequence[float]
 ) -> np.ndarray:
-    """Measures answers as in SQuAD v2.0.
+    """Measures answers as in SQuAD v2.0. `golds` are empty if a question has no answer.
 
     Args:
-        golds: the correct answers to each question; empty if a question has no answer.
         spans: the answers at the highest threshold: the best span, even where "no answer" scores higher. They should
             not be "", because a threshold cannot bring back an answer that was replaced.
         null_odds: the score of "no answer", in any unit. A threshold replaces answers with larger odds by "".
@@ -103,22 +88,13 @@ def measure_answers_v2(
 
 
 def score_v1(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
-    """Computes the metrics of `evaluate-v1.1.py`, exact_match and f1: means over all questions, in percent.
-
-    Args:
-        rows: from [`measure_answers`]. *Shape:* (N, 2)
-        counts: how often each question counts. Default: once. *Shape:* (N,)
-    """
+    """Computes the metrics of `evaluate-v1.1.py` from [`measure_answers`]: means over all questions, in percent."""
     weights = np.ones(len(rows)) if counts is None else counts
     return {name: _average(values, weights) for name, values in zip(("exact_match", "f1"), rows.T, strict=True)}
 
 
 def score_v2(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
-    """Computes the metrics of `evaluate-v2.0.py`.
-
-    Args:
-        rows: from [`measure_answers_v2`]. *Shape:* (N, 6)
-        counts: how often each question counts. Default: once. *Shape:* (N,)
+    """Computes the metrics of `evaluate-v2.0.py` from [`measure_answers_v2`].
 
     Returns:
         exact and f1 (means in percent) and total (the number of questions). The same for the questions with an answer
@@ -151,14 +127,11 @@ def _sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray,
     As in the official script, the first threshold, at which every answer is "", is 0.0. Questions with equal odds
     count as separate thresholds, in their order.
     """
-    odds, has_answer, _, _, exact_changes, f1_changes = rows.T
+    odds, has_answer, _, _, *changes = rows.T
     order = np.argsort(odds, kind="stable")
-    without_answer = [((1 - has_answer) * counts).sum()]
-    exact, f1 = (
-        np.cumsum(np.concatenate([without_answer, (changes * counts)[order]]))
-        for changes in (exact_changes, f1_changes)
-    )
-    return np.concatenate([[0.0], odds[order]]), exact, f1
+    without_answer = ((1 - has_answer) * counts).sum()
+    exact, f1 = (np.cumsum(np.append(without_answer, (each * counts)[order])) for each in changes)
+    return np.append(0.0, odds[order]), exact, f1
 
 
 def _average(values: np.ndarray, weights: np.ndarray) -> float:

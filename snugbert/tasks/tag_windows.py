@@ -20,15 +20,10 @@ from snugbert.tasks.windows import make_inputs, make_lists
 
 @dataclass
 class TagWindows(Features):
-    """Windows of sentences, and the position at which each word is labeled and predicted.
+    """Windows of sentences, and the position at which each word is labeled and predicted."""
 
-    Attributes:
-        window_indices: the window of each word. *Shape:* (W,)
-        token_indices: the position of the word's first sub-token in that window. *Shape:* (W,)
-    """
-
-    window_indices: np.ndarray
-    token_indices: np.ndarray
+    window_indices: np.ndarray  # the window of each word, (W,)
+    token_indices: np.ndarray  # the position of the word's first sub-token in that window, (W,)
 
 
 def put_space_before_words(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -130,10 +125,7 @@ def _plan_windows(
 
 
 def _group(lengths: Sequence[int] | np.ndarray, limit: int) -> list[tuple[int, int]]:
-    """Groups neighbors whose lengths add up to at most `limit`, and returns start and end of each group.
-
-    A neighbor that is longer than `limit` is a separate group.
-    """
+    """Returns start and end of groups of neighbors with a total length up to `limit`. Longer ones stay alone."""
     groups = []
     begin = total = 0
     for i, length in enumerate(lengths):
@@ -147,9 +139,7 @@ def _group(lengths: Sequence[int] | np.ndarray, limit: int) -> list[tuple[int, i
 def _add_context(first: int, last: int, starts: np.ndarray, room: int) -> tuple[int, int]:
     """Extends a window by whole words, equally on both sides as far as possible, and returns its start and end.
 
-    Args:
-        last: the end of the labeled tokens, exclusive.
-        starts: the first token of each word that can be included, and the end of the last word.
+    `starts`: the first token of each word that can be included, and the end of the last word.
     """
     free = room - (last - first)
     right = min(max(free // 2, free - (first - starts[0])), starts[-1] - last)

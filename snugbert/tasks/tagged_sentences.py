@@ -59,32 +59,19 @@ class Text(NamedTuple):
 
 @dataclass
 class TagSplit:
-    """The sentences of a split.
-
-    Attributes:
-        sentences: the sentences. After [`check_tags`] their entity tags are in BIO.
-        one_word_per_line: whether the source is a CoNLL file.
-        types: the tags in the source, including sentences beyond the limit on examples. [`check_tags`] replaces entity
-            tags by their types.
-        suffix: suffix of the source, without .gz and .zst. A dataset is written as JSON lines.
-        lines: the lines of the source. Empty for training and unlabeled sentences.
-        encoding: how Python opens the source: "utf-8", or "utf-8-sig" if it begins with a byte order mark.
-        limited: whether a limit on examples left out sentences at the end of the source.
-        texts: for each sentence the text that it was made from, or None. Empty unless texts are predicted.
-        has_entities: whether the tags mark entities. False for other tags, such as parts of speech.
-    """
+    """The sentences of a split."""
 
     name: str
     source: str
-    sentences: list[Sentence]
-    one_word_per_line: bool = False
-    types: frozenset[str] = frozenset()
-    suffix: str = ".jsonl"
-    lines: Sequence[str] = ()
-    encoding: str = "utf-8"
-    limited: bool = False
-    texts: Sequence[Text | None] = ()
-    has_entities: bool = True
+    sentences: list[Sentence]  # after `check_tags`, their entity tags are in BIO
+    one_word_per_line: bool = False  # whether the source is a CoNLL file
+    types: frozenset[str] = frozenset()  # entity types, or other tags, also of sentences beyond the limit on examples
+    suffix: str = ".jsonl"  # of the source, without .gz and .zst
+    lines: Sequence[str] = ()  # of the source. Empty for training and unlabeled sentences
+    encoding: str = "utf-8"  # "utf-8-sig" if the source begins with a byte order mark
+    limited: bool = False  # whether a limit on examples left out sentences at the end of the source
+    texts: Sequence[Text | None] = ()  # that sentences were made from. Empty unless texts are predicted
+    has_entities: bool = True  # False for other tags, such as parts of speech
 
     @property
     def labeled(self) -> bool:
@@ -148,7 +135,7 @@ def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: "N
 
 
 def _read_lines(data: Path | Dataset) -> Iterator[str]:
-    """Yields the lines of a file with their line ends, or a line of JSON for each row of a dataset."""
+    """Yields the lines of a file, or a line of JSON for each row of a dataset."""
     if isinstance(data, Path):
         return read_text_lines(data)
     return (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in data)
@@ -170,7 +157,9 @@ def _check_sentences(sentences: list[Sentence], source: str, in_documents: bool,
 
 
 def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> str | None:
-    """Finds the tagging scheme, and converts the tags of all splits to BIO. Tags that mark no entities stay the same.
+    """Converts the tags of all splits to BIO, and returns their scheme, such as "bio without types".
+
+    Returns None if the tags mark no entities. Then they stay the same.
 
     The training data decide whether tags mark entities, or all splits without training data. A split with sentences
     that have no tags loses its other tags.
@@ -178,9 +167,6 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
     Args:
         scheme: the scheme of all splits. "auto": the scheme with the fewest invalid tags, see [`find_invalid_tags`].
         on_bad_tag: "stop" at invalid tags, or "repair" them: use `conlleval`'s reading, with a warning.
-
-    Returns:
-        The scheme, such as "bio" or "bio without types". None: the tags mark no entities.
     """
     labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
     decisive = [tags for split, _, tags in labeled if split.name == "train"] or [tags for _, _, tags in labeled]
@@ -198,13 +184,8 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
         split.types = frozenset(list_types(split.types)) if has_entities else split.types
     if not has_entities:
         examples = ", ".join(repr(tag) for tag, _ in counts.most_common(3))
-        logger.warning(
-            "%s: the tags mark no entities (%d different, such as %s), so the metric is accuracy. Set "
-            "--label_column_name to read other tags.",
-            labeled[0][0].source,
-            len(counts),
-            examples,
-        )
+        message = "%s: the tags mark no entities (such as %s), so the metric is accuracy. Check --label_column_name."
+        logger.warning(message, labeled[0][0].source, examples)
         return None
     invalid: dict[str, list[tuple[int, int, str]]] = {}  # scheme -> sentence, word and expected tag
     for candidate in (name + bare for name in (SCHEMES if scheme == "auto" else (scheme,))):
@@ -220,11 +201,10 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
     if invalid[scheme]:
         index, word, expected = invalid[scheme][0]
         split, sentence, tags = labeled[index]
-        before = f"after {tags[word - 1]!r}" if word else "at the start of a sentence"
+        number = format_count(len(invalid[scheme]), "such tag")
         message = (
-            f"{split.describe_word(sentence, word)}: tag {tags[word]!r} {before} is invalid in {shown}"
-            f"{', the best fitting scheme' if len(invalid) > 1 else ''}. conlleval reads it as {expected!r} "
-            f"({format_count(len(invalid[scheme]), 'such tag')})."
+            f"{split.describe_word(sentence, word)}: tag {tags[word]!r} is invalid in {shown} here. conlleval reads "
+            f"it as {expected!r} ({number})."
         )
         if on_bad_tag == "stop":
             raise InputError(f"{message} Fix the tags, or set --on_bad_tag repair.")

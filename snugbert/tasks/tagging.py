@@ -44,28 +44,20 @@ METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
 METRIC_INFO = {
     "description": """\
 Precision, recall and F1 of entities, as fractions. An entity is correct if its type, first word and last word are
-correct. Tags may be in BIO, IOB1, IOBES, BILOU or BMES. Invalid tags are read as in conlleval, the script of CoNLL's
-shared tasks: an I- that does not continue an entity begins one. Tags that mark no entities, such as parts of speech,
-have only the metric accuracy.""",
+correct. Tags may be in BIO, IOB1, IOBES, BILOU or BMES, and invalid tags are read as in conlleval. Tags that mark no
+entities, such as parts of speech, have only the metric accuracy.""",
     "citation": "Tjong Kim Sang and De Meulder (2003), Introduction to the CoNLL-2003 Shared Task, CoNLL",
     "inputs_description": """
-Predictions and references are a list of tags (str) for each sentence. Results are precision, recall and f1 of all
-entities (micro average), and accuracy, the share of equal tags. For each entity type, such as PER: PER_precision,
-PER_recall, PER_f1, and PER_number, the number of entities in the references. A fraction with denominator 0 is 0.""",
-    "reference_urls": ["https://aclanthology.org/W03-0419", "https://github.com/chakki-works/seqeval"],
+Predictions and references are a list of tags (str) for each sentence. Results: precision, recall and f1 of all
+entities, accuracy, and for each type, such as PER: PER_precision, PER_recall, PER_f1 and PER_number.""",
 }
 
 
 class TagAnswers(NamedTuple):
-    """The answers to the sentences of a split.
+    """The answers to the sentences of a split."""
 
-    Attributes:
-        tags: the predicted tags of each sentence, in the scheme of the data.
-        scores: the probabilities of the predicted labels of each sentence. *Shape:* (words,) each. Empty if unknown.
-    """
-
-    tags: Tags
-    scores: Sequence[np.ndarray] = ()
+    tags: Tags  # in the scheme of the data
+    scores: Sequence[np.ndarray] = ()  # probabilities of the predicted labels, (words,) each. Empty if unknown
 
 
 class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
@@ -73,9 +65,6 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
     The labels are O, and B- and I- for each entity type. If the tags mark no entities, they are the labels, and the
     metric is accuracy. A checkpoint that is not trained may have other tags.
-
-    Attributes:
-        scheme: the tagging scheme of the data, to which predictions are converted. None: no conversion.
     """
 
     arguments = NerDataArguments
@@ -90,7 +79,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     metric_info = METRIC_INFO
     default_columns = (("tokens",), ("text",))
     predicted_columns = ("predicted_tags", "entities")
-    scheme: str | None = None
+    scheme: str | None = None  # of the data. Predictions are converted to it. None: no conversion
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -190,11 +179,6 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
         A word takes the label predicted for its first sub-token, as in training. Invalid tags are repaired as
         `conlleval` reads them. This does not change the scores of entities, only the accuracy of tags.
-
-        Args:
-            logits: *Shape:* (windows, tokens, labels); or a tuple that begins with them.
-            split: the sentences.
-            features: their windows.
         """
         assert self.labels is not None
         logits = logits[0] if isinstance(logits, tuple) else logits
@@ -228,12 +212,11 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         entities = np.zeros((split.num_examples, 1 + len(types), 3), dtype=np.int64)
         for row, (references, predictions) in enumerate(zip(self.list_references(split), answers.tags, strict=True)):
             tags[row] = sum(map(str.__eq__, references, predictions)), len(references)
-            pair = (references, predictions) if split.has_entities else ((), ())
-            expected, found = (set(decode_tags(row_tags)) for row_tags in pair)
-            for column, group in enumerate((expected & found, found, expected)):
-                entities[row, 0, column] = len(group)
-                for kind, _, _ in group:
-                    entities[row, types[kind], column] += 1
+            if split.has_entities:
+                expected, found = set(decode_tags(references)), set(decode_tags(predictions))
+                for column, group in enumerate((expected & found, found, expected)):
+                    for kind, _, _ in group:
+                        entities[row, [0, types[kind]], column] += 1
         return np.concatenate([tags, entities.reshape(split.num_examples, -1)], axis=1)
 
     def _list_types(self, split: TagSplit) -> list[str]:
@@ -250,13 +233,10 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         return tuple(f"{kind}_{metric}" for kind in kinds for metric in METRICS[:3])
 
     def score(self, split: TagSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
-        """Returns precision, recall and F1 of entities, as fractions, and accuracy, the share of equal tags.
-
-        If the tags mark no entities, the only metric is accuracy.
+        """Returns precision, recall and F1 of entities, and accuracy, the share of equal tags. See [`Task`].
 
         A fraction with denominator 0 is 0. The values equal seqeval's to the last digit. Without `counts`, there are
-        also metrics of each type, such as PER_precision, PER_recall, PER_f1, and PER_number, the number of
-        entities in the references. See [`Task`].
+        also metrics of each type. If the tags mark no entities, the only metric is accuracy.
         """
         totals = rows.sum(axis=0) if counts is None else counts @ rows
         equal_tags, words = totals[:2].tolist()
@@ -333,10 +313,11 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def make_split(self, examples: list[list[str] | str]) -> TagSplit:
         """Returns sentences from lists of words, or from texts. The tokenizer finds the words of a text."""
         texts = [None if isinstance(example, list) else self._find_words(example) for example in examples]
-        sentences = []
-        for row, (example, text) in enumerate(zip(examples, texts, strict=True), start=1):
-            words = [*example] if text is None else [text.text[start:end] for start, end in text.words]
-            sentences.append(Sentence(words, None, row))
+        words = [
+            [*example] if text is None else [text.text[start:end] for start, end in text.words]
+            for example, text in zip(examples, texts, strict=True)
+        ]
+        sentences = [Sentence(row_words, None, row) for row, row_words in enumerate(words, start=1)]
         return TagSplit("test", "", sentences, texts=texts)
 
     def _find_words(self, text: str) -> Text:

@@ -23,9 +23,7 @@ def tokenize_texts(
 ) -> tuple[dict[str, pa.ChunkedArray], np.ndarray]:
     """Makes columns of model inputs, with one list per text or pair. Truncates the longer text of a pair first.
 
-    Args:
-        texts: a column of texts, or two columns of pairs.
-        source: what is tokenized, for the progress display. Empty: nothing is displayed.
+    `source` names what is tokenized, for the progress display. Empty: nothing is displayed.
 
     Returns:
         The columns, and how many tokens were cut from each text or pair. *Shape:* (texts,)
@@ -105,13 +103,9 @@ class PadDocuments(DataCollatorWithPadding):
 
 
 def make_inputs(windows: Sequence[tuple[np.ndarray, ...]], names: Sequence[str]) -> dict[str, pa.Array]:
-    """Makes columns of model inputs, with one list per window.
+    """Makes columns of model inputs, with one list per window. `names` are the tokenizer's `model_input_names`.
 
-    Args:
-        windows: the token ids of each window, special tokens included, split into its segments: one for a text, two
-            for a pair.
-        names: the columns to make: the tokenizer's `model_input_names`, of input_ids (int32), token_type_ids and
-            attention_mask (int8).
+    `windows`: the token ids of each window, special tokens included, split into its segments: two for a pair.
     """
     lengths = np.array([[len(ids) for ids in segments] for segments in windows])  # [windows, segments]
     segment_ids = np.tile(np.arange(lengths.shape[1], dtype=np.int8), len(windows))

@@ -13,9 +13,11 @@ from sklearn.metrics import (
 
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.decisions import (
+    Decisions,
+    Rule,
+    TextAnswers,
     choose_decisions,
     choose_threshold,
-    compute_calibration_error,
     compute_confidence,
     compute_probabilities,
     decide,
@@ -87,7 +89,9 @@ def test_the_calibration_error_is_that_of_guo_et_al():
         inside = ((number - 1) / 15 < confidences) & (confidences <= number / 15)
         if inside.any():
             expected += inside.sum() / 203 * abs(correct[inside].mean() - confidences[inside].mean())
-    assert compute_calibration_error(confidences, correct) == pytest.approx(expected)
+    answers = TextAnswers(np.ones((203, 1)), confidences[:, None])
+    facts = Decisions(Rule(1.0, {}), correct[:, None].astype(np.int64), answers, answers).describe_calibration()
+    assert facts["ece_before"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("several", [False, True])

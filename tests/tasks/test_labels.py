@@ -47,7 +47,7 @@ def test_labels_of_your_own_data(tmp_path):
     assert labels(["b", "a"], checkpoint=("b", "c")) == (["a", "b"], [1, 0])
     assert labels(["A"], checkpoint=("b", "a"), distills=True) == (["b", "A"], [1])
     assert labels(["a"], checkpoint=("A", "b", "a"), distills=True) == (["A", "b", "a"], [2])
-    with pytest.raises(InputError, match=r"the label '5'\. At least two"):  # the teacher predicts numbers
+    with pytest.raises(InputError, match=r"the label '5'\. Expected at least 2"):  # the teacher predicts numbers
         labels([5, 5], checkpoint=("LABEL_0",), distills=True)
     assert labels([0.5, 1, 2.25]) == (None, [0.5, 1.0, 2.25])
     assert labels([1, 5, 3], regression=True) == (None, [1.0, 5.0, 3.0])
@@ -55,15 +55,15 @@ def test_labels_of_your_own_data(tmp_path):
     assert labels(["3.5", "none", "3.6", "none"]) == (["3.5", "3.6", "none"], [0, 2, 1, 2])
     assert labels([1, 2, "n/a"]) == (["1", "2", "n/a"], [0, 1, 2])
     assert labels([True, False]) == (["False", "True"], [1, 0])
-    with pytest.raises(InputError, match=r"row 3: the label 'n/a' is not a number, but most labels are\. .* --do_reg"):
+    with pytest.raises(InputError, match=r"row 3: the label 'n/a' is not a number with a .* --do_reg"):
         labels([0.5, 1, "n/a", 0.5, "?"])
     assert labels([0.5, 1, "n/a", 2], regression=False) == (["0.5", "1", "2", "n/a"], [0, 1, 3, 2])
     for values in (["2", "3,5", "-1,0"], ["3,5", "n/a", "2,5", "1"]):
-        with pytest.raises(InputError, match=r"train.jsonl: labels such as '3,5' are numbers with a comma\. Use a "):
+        with pytest.raises(InputError, match=r"the label '3,5' is not a number with a decimal point"):
             labels(values)
     assert labels(["3,5", "n/a", "2,5", "?"]) == (["2,5", "3,5", "?", "n/a"], [1, 3, 0, 2])
     assert labels(["2", "3,5"], regression=False) == (["2", "3,5"], [0, 1])
-    with pytest.raises(InputError, match=r"row 2: 'n/a' is not a finite number"):
+    with pytest.raises(InputError, match=r"row 2: unknown label 'n/a'\. Expected a finite number"):
         labels([0.5, "n/a"], regression=True)
 
 
@@ -71,10 +71,8 @@ def test_every_form_of_label_vectors_gives_the_same_labels(tmp_path, caplog):
     vectors = [[1, 0, 1], [0, 0, 0], [0, 1, 1]]
     expected = (["LABEL_0", "LABEL_1", "LABEL_2"], vectors)
     for change in (int, float, bool, str):
-        assert encode(tmp_path / "a.jsonl", [[change(bit) for bit in vector] for vector in vectors]) == expected
-    for form in ("[{}, {}, {}]", "[{}., {}., {}.]", "  [{},{},{}]\n"):
-        assert encode(tmp_path / "a.csv", [form.format(*vector) for vector in vectors]) == expected, form
-    assert encode(tmp_path / "a.csv", [str(list(map(bool, vector))) for vector in vectors]) == expected
+        changed = [[change(bit) for bit in vector] for vector in vectors]
+        assert encode(tmp_path / "a.jsonl", changed) == encode(tmp_path / "a.csv", map(str, changed)) == expected
     for separator in " |,":
         cells = [separator.join(map(str, vector)) for vector in vectors]
         assert encode(tmp_path / "a.csv", cells, label_separator=separator) == expected
@@ -82,7 +80,7 @@ def test_every_form_of_label_vectors_gives_the_same_labels(tmp_path, caplog):
             encode(tmp_path / "a.csv", cells)
     names = ("x", "b", "c")
     assert encode(tmp_path / "a.jsonl", vectors, names, split="validation") == ([*names], vectors)
-    with pytest.raises(InputError, match=r"vectors of 3 elements, but the model has 2 labels"):
+    with pytest.raises(InputError, match=r"row 1: unknown label 'LABEL_0'\. Expected one of x, b\. "):
         encode(tmp_path / "a.jsonl", vectors, names[:2], split="validation")
     # Vectors of two, and lists of one label, which is a name.
     assert encode(tmp_path / "a.jsonl", [[1, 0], [0, 1]]) == (["LABEL_0", "LABEL_1"], [[1, 0], [0, 1]])
@@ -122,7 +120,7 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
     values = ["pos", "Pos", "neg", "very good", "very  good", "very\xa0good", "\uff21", "a"]
     names, _ = encode(tmp_path / "a.csv", values)
     assert len(names) == len(values)
-    assert r"'Pos' and 'pos', 'very  good' and 'very good' and 'very\xa0good'. To merge such classes," in caplog.text
+    assert r"'Pos', 'pos', 'very  good', 'very good', 'very\xa0good'. To merge them," in caplog.text
     rows = {"train": names, "validation": ["POS"]}
     data = {name: [Dataset.from_dict({"text": labels, "label": labels})] for name, labels in rows.items()}
     with pytest.raises(InputError, match=r"row 1: unknown label 'POS'\. Expected one of Pos, a, neg, pos, .* Fix or"):
@@ -141,11 +139,10 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
         (["joy", "LOVE", "fear"], [["love"], [], ["Fear", "joy"]], [[0, 1, 0], [0, 0, 0], [1, 0, 1]]),
         (["LABEL_0", "LABEL_1"], ClassLabel(names=["neg", "pos"]), [1, 0]),  # the ids of the dataset
         (["pos", "neg"], ClassLabel(names=["neg", "pos"]), [0, 1]),
-        (["a", "A"], ["a", "B"], "row 2: unknown label 'B'. Expected one of a, A, the labels of the model. Rename"),
-        (["NEG", "POS"], [0, 1], "row 1: unknown label '0'. Expected one of NEG, POS, the labels of the model."),
-        (["LABEL_0", "LABEL_1"], [1, 2], "unknown label '2'. Expected one of LABEL_0, LABEL_1, the labels of the"),
-        (["LABEL_0", "LABEL_1"], ["neg", "pos"], "choose the model that was trained on them."),
-        (["LABEL_0"], ["neg", "pos"], "'neg' is not a finite number. The model predicts numbers: choose the model"),
+        (["a", "A"], ["a", "B"], "row 2: unknown label 'B'. Expected one of a, A. Choose the model that"),
+        (["NEG", "POS"], [0, 1], "row 1: unknown label '0'. Expected one of NEG, POS. Choose"),
+        (["LABEL_0", "LABEL_1"], [1, 2], "unknown label '2'. Expected one of LABEL_0, LABEL_1."),
+        (["LABEL_0"], ["neg", "pos"], "unknown label 'neg'. Expected a finite number. Choose the model"),
     ],
 )
 def test_the_labels_of_a_checkpoint_that_is_scored(model, labels, expected):
@@ -201,13 +198,22 @@ def test_a_model_of_another_task_is_not_scored():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([[1, 0, 1], [1, 0]], r"row 2: expected a vector of 3 elements, each 0 or 1, .* Found 1, 0\. If 0 and 1 are"),
-        ([[0, 1], []], r"row 2: expected a vector of 2 elements.* Found no elements"),
-        ([[1, 0, 1], [1, 0, None]], r"row 2: expected a vector of 3"),
-        ([[0, 0, 2], [0, 1, 0]], r"row 1: the label 0, 0, 2 is not a list of different names"),
-        ([[0.3, 0.7], [0, 1]], r"row 1: the label 0.3, 0.7 is not a list of different names"),
+        (
+            [[1, 0, 1], [1, 0]],
+            r"row 2: the label \['1', '0'\] cannot be read\. Expected a name, a list of different na",
+        ),
+        ([[0, 1], []], r"row 2: the label \[\] cannot"),
+        ([[1, 0, 1], [1, 0, None]], r"row 2: the label \['1', '0'\] cannot"),
+        ([[0, 0, 2], [0, 1, 0]], r"row 1: the label \['0', '0', '2'\] cannot"),
+        ([[0.3, 0.7], [0, 1]], r"row 1: the label \['0.3', '0.7'\] cannot"),
+        (['[["joy"]]', "x"], r"row 1: the label \['joy'\] cannot"),
+        (["[joy, love]", "x"], r"row 1: the label '\[joy, love\]' cannot"),
+        (["['joy' 'love']", "x"], "row 1: the label .* cannot"),
+        (["[1 0 1]", "x"], "row 1: the label .* cannot"),
+        (["('joy', 'love')", "x"], "row 1: the label .* cannot"),
+        (["{'joy': 1, 'love': 0}", "x"], "row 1: the label .* cannot"),
+        (["array(['joy'], dtype=object)", "x"], "row 1: the label .* cannot"),
         (["1 0", "0 1"], r"labels such as '0 1' are vectors\. Set --label_separator ' '"),
-        (['[["joy"]]', "x"], r"row 1: the label is a list"),
         ([[], []], "all examples have no label"),
         (["yes", "yes"], "all examples have the label 'yes'"),
     ],
@@ -215,24 +221,6 @@ def test_a_model_of_another_task_is_not_scored():
 def test_labels_that_cannot_be_used(values, message, tmp_path):
     with pytest.raises(InputError, match=message):
         encode(tmp_path / "a.jsonl", values)
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "[joy, love]",
-        "['joy' 'love']",
-        "('joy', 'love')",
-        "{'joy': 1, 'love': 0}",
-        "set()",
-        "array(['joy'], dtype=object)",
-        "[" * 5000 + "]" * 5000,
-        "[" + "1" * 50_000 + "x]",
-    ],
-)
-def test_cells_that_are_neither_a_name_nor_a_list(cell, tmp_path):
-    with pytest.raises(InputError, match=r'row 1: the label .* is not a list that can be read\. Write lists as \["j'):
-        encode(tmp_path / "a.jsonl", [cell, "x"])
 
 
 def test_lists_in_one_file_and_single_labels_in_another():

@@ -364,7 +364,7 @@ class FineTuningTrainer(RunTrainer):
         prepared = self.prepared
         (source,) = name_sources(eval_dataset=dataset).values()
         examples = make_evaluation_set(prepared.task, config, prepared.task.tokenizer, {split: source})
-        prepared.copies.compare(examples.task, examples.split)
+        prepared.copies.count(examples.task, {examples.split.name: examples.split})
         return examples
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]

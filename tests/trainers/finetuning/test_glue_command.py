@@ -129,7 +129,7 @@ def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path):
         assert {name: predicted[name] for name in row} == row
         assert predicted["predicted_label"] == expected["predicted_label"]
         assert predicted["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
-    with pytest.raises(InputError, match=r"the text column 'label' is named like a column of predictions"):
+    with pytest.raises(InputError, match=r"cannot read texts from column 'label'\. Expected one or two"):
         names = {**data, "text_column_names": "label", "label_column_name": "body"}
         run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(tmp_path / "model"), **names))
 

@@ -203,8 +203,11 @@ def test_several_labels_in_memory(run, tmp_path):
     [
         ({"tune_thresholds": "f2"}, "--tune_thresholds: unknown value 'f2'. Choose one of f1, accuracy"),
         ({"tune_thresholds": "macro_f1"}, "macro_f1 does not fit these data. f1 and accuracy need two classes"),
-        ({"calibrate": True, "do_regression": True}, "--calibrate needs classes. This task predicts numbers"),
-        ({"calibrate": True, "validation_file": None}, "--calibrate needs training examples, and at least 5 labeled"),
+        ({"calibrate": True, "do_regression": True}, "--calibrate needs .* labels that are not numbers"),
+        (
+            {"calibrate": True, "validation_file": None},
+            "--calibrate needs training examples, and at least 5 validation",
+        ),
         ({"abstain_below": 1.5}, "--abstain_below 1.5 must be above 0 and at most 1"),
         ({"calibrate": True, "task_name": "all", **NO_FILES}, "STS-B has no classes. Set --task_name to one task"),
     ],
@@ -223,5 +226,5 @@ def test_thresholds_need_two_labels_and_fit_the_model(run, workshop, files, tmp_
     shutil.copytree(run, tmp_path / "edited")
     config = json.loads((run / "config.json").read_text())
     (tmp_path / "edited" / "config.json").write_text(json.dumps(config | {"thresholds": {"2": 0.3}}))
-    with pytest.raises(InputError, match=r"config\.json: the thresholds .* do not match the labels 0, 1"):
+    with pytest.raises(InputError, match=r"config\.json: the thresholds .* do not match the labels"):
         Predictor(tmp_path / "edited")
