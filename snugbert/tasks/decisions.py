@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
-from sklearn.model_selection import KFold
 
 FOLDS = 5  # folds of cross-fitting
 BINS = 15  # bins of the calibration error, as in Guo et al. (2017)
@@ -153,10 +152,22 @@ def choose_decisions(
     plain = decide(logits, several, {})
     assert plain.probabilities is not None
     values, probabilities = np.empty_like(plain.values), np.empty_like(plain.probabilities)
-    for others, examples in KFold(FOLDS, shuffle=True, random_state=0).split(logits):
-        temperature, thresholds = choose(others)
+    folds = assign_folds(references)
+    for fold in range(FOLDS):
+        examples = folds == fold
+        temperature, thresholds = choose(~examples)
         values[examples], probabilities[examples] = decide(logits[examples] / temperature, several, thresholds)
     return Decisions(choose(slice(None)), references, plain, TextAnswers(values, probabilities))
+
+
+def assign_folds(references: np.ndarray) -> np.ndarray:
+    """Returns the fold of each example. Each label, or set of labels, is spread evenly over the folds. (N,)"""
+    _, groups = np.unique(references, axis=0, return_inverse=True)
+    order = np.random.default_rng(0).permutation(len(references))
+    order = order[np.argsort(groups.reshape(-1)[order], kind="stable")]
+    folds = np.empty(len(references), dtype=np.int64)
+    folds[order] = np.arange(len(references)) % FOLDS
+    return folds
 
 
 def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:

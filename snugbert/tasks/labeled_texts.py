@@ -9,7 +9,7 @@ import ast
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -46,8 +46,7 @@ PAIRS = (
 # Names of one column of text, by priority, in lower case.
 TEXT_NAMES = ("text", "sentence", "message", "review", "comment", "tweet", "utterance", "content", "body")
 ID_NAME = re.compile(r"(.*[\W_])?(?i:id|idx|index|uuid|guid)|.*[a-z]I[Dd]")
-NO_WORD = re.compile(r"[\d@/]")  # in words that are parts of numbers, dates, codes and addresses
-LITTLE_TEXT = 4  # a column with less than a fourth of the letters of another contains names or categories
+LONGEST_CATEGORY = 40  # characters
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 ZEROS, ONES = ("0", "0.0", "False", "false"), ("1", "1.0", "True", "true")  # elements of a label vector
@@ -127,10 +126,11 @@ def find_text_columns(
     """Finds the text column, or the two columns of a pair, in your own data.
 
     These are `trained_columns`, or a pair in `PAIRS`, if the rows have them. Otherwise it is one column: the first of
-    `TEXT_NAMES`, or the column with the most text. The label column, ids, and columns with little text are left out.
+    `TEXT_NAMES`, or the column with the most text, where repeated texts count once. The label column, and columns of
+    numbers, dates, codes, ids and a few short values are left out. A column in `TEXT_NAMES` may contain codes.
 
     Returns:
-        The text columns, and the other columns that may be meant.
+        The text columns, and the other columns that may be meant: texts that are not a few repeated short values.
     """
     if not first_rows:
         raise InputError(f"{source}: no examples.")
@@ -141,24 +141,49 @@ def find_text_columns(
     for pair in PAIRS:
         if all(name in by_lower_name for name in pair):
             return tuple(by_lower_name[name] for name in pair), []
-    letters = {name: _count_letters(values.get(name) for values in first_rows) for name in names}
-    letters = {name: number for name, number in letters.items() if not ID_NAME.fullmatch(name)}
-    most = max(letters.values(), default=0)
-    if not most:
+    columns = {}
+    for name in names:
+        is_code = _is_number if name.strip().lower() in TEXT_NAMES else _is_code
+        texts = _find_texts([values.get(name) for values in first_rows], is_code)
+        if texts and not ID_NAME.fullmatch(name):
+            columns[name] = texts
+    if not columns:
         raise InputError(
             f"{source}: no text column besides the label {label_column!r}. {list_columns(first_rows[0])} "
             "Set --text_column_names and --label_column_name."
         )
-    candidates = [name for name, number in letters.items() if LITTLE_TEXT * number >= most]
+    varied = [name for name, texts in columns.items() if _are_varied(texts)]
+    candidates = varied or [*columns]
     named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in candidates]
-    chosen = named[0] if named else max(candidates, key=letters.__getitem__)
-    return (chosen,), [name for name in candidates if name != chosen]
+    chosen = named[0] if named else max(candidates, key=lambda name: sum(map(len, set(columns[name]))))
+    return (chosen,), [name for name in varied if name != chosen]
 
 
-def _count_letters(cells: Iterable[object]) -> int:
-    """Counts the letters of a column. Repeated texts count once. Numbers, dates, codes and addresses do not count."""
-    words = [word for cell in {cell for cell in cells if isinstance(cell, str)} for word in cell.split()]
-    return sum(map(str.isalpha, "".join(word for word in words if not NO_WORD.search(word))))
+def _are_varied(texts: list[str]) -> bool:
+    """Whether texts are not a few short values that are repeated, such as categories."""
+    return 2 * len(set(texts)) > len(texts) or max(map(len, texts)) > LONGEST_CATEGORY
+
+
+def _find_texts(cells: Iterable[object], is_code: Callable[[str], bool]) -> list[str]:
+    """Returns the texts of a column. Empty if most of its filled cells are codes or other values."""
+    filled = [cell for cell in cells if cell is not None and str(cell).strip() not in ("", "nan")]
+    texts = [cell for cell in filled if isinstance(cell, str) and not is_code(cell)]
+    return texts if 2 * len(texts) >= len(filled) else []
+
+
+def _is_number(cell: str) -> bool:
+    return NUMBER.fullmatch(cell.strip()) is not None
+
+
+def _is_code(cell: str) -> bool:
+    """Whether at least half of the words have digits or belong to an address, as in "K-17" and "5 May 2024".
+
+    Chinese and Japanese sentences are single words. They are no codes if they have as many letters as digits.
+    """
+    words = cell.strip()[:100].split()  # long enough for a date
+    marks = [len(re.findall(r"[\d@/]", word)) for word in words]
+    letters = [sum(char > "\x7f" and char.isalpha() for char in word) for word in words]
+    return 2 * sum(mark > letter for mark, letter in zip(marks, letters, strict=True)) >= len(words)
 
 
 # --- examples ---------------------------------------------------------------------------------------------------
