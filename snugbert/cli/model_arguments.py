@@ -74,7 +74,7 @@ class ModelArguments(TokenizerArguments):
     def __post_init__(self):
         if self.model_name_or_path is None and self.config_name is None:
             raise InputError("--model_name_or_path is missing. To start from random weights, pass --config_name.")
-        if self.tokenizer_source is None:
+        if self.model_name_or_path is None and self.tokenizer_name is None:
             raise InputError(
                 "--tokenizer_name is missing. A model with random weights (--config_name) has no tokenizer."
             )
