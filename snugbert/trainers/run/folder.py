@@ -73,6 +73,8 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
 
 
 def _lock(output_dir: Path, stack: ExitStack) -> None:
+    if not output_dir.exists():
+        stack.callback(_remove_if_empty, output_dir)  # after a failed start
     try:
         stack.enter_context(lock_file(output_dir / LOCK_NAME, LOCK_SECONDS))
     except LockTaken as holder:
@@ -84,6 +86,11 @@ def _lock(output_dir: Path, stack: ExitStack) -> None:
         raise InputError(
             f"--output_dir: cannot write to {output_dir} ({error.strerror}). Choose another folder."
         ) from error
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 @contextmanager

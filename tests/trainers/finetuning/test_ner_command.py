@@ -152,7 +152,7 @@ def test_tags_without_types_and_tags_that_mark_no_entities(tags, workshop, tmp_p
         assert predicted == source.replace("about UH", "about IN")
         assert row["predicted_tags"] == ["IN", "NNP", "NNP"]
         assert "the tags mark no entities (such as 'IN', " in caplog.text
-        assert "so the metric is accuracy. Set --label_column_name to read other tags." in caplog.text
+        assert "so the metric is accuracy. Check --label_column_name." in caplog.text
         assert "1 word with a tag that is not in" in caplog.text and "such as 'UH'. Such words count" in caplog.text
 
 
