@@ -4,13 +4,12 @@ This module imports `datasets` and the model's files only when a dataset is load
 """
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from snugbert.cli.arguments import argument
-from snugbert.cli.ranges import COUNT, Range, check_ranges
+from snugbert.cli.arguments import COUNT, Range, argument, check_ranges
 from snugbert.errors import InputError, join_lines
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class DataArguments:
 
     def __post_init__(self):
         check_ranges(self)
-        check_sources(self.files, self.dataset_name, self.unlabeled_file)
+        check_sources(self.files, self.dataset_name)
 
     @property
     def max_samples(self) -> dict[str, int | None]:
@@ -74,16 +73,8 @@ class ExampleArguments(DataArguments):
     )
 
 
-def check_sources(
-    files: Mapping[str, Iterable[Path]], dataset_name: str | None, unlabeled_file: str | None = None
-) -> None:
-    """Checks that files exist, and that the user did not give both files and a dataset."""
-    for split, split_files in files.items():
-        for file in split_files:
-            if not file.is_file():
-                raise InputError(f"--{split}_file: there is no file {file}.")
-    if unlabeled_file is not None and not Path(unlabeled_file).is_file():
-        raise InputError(f"--unlabeled_file: there is no file {unlabeled_file}.")
+def check_sources(files: Mapping[str, list[Path]], dataset_name: str | None) -> None:
+    """Checks that the user did not give both files and a dataset."""
     if files and dataset_name is not None:
         raise InputError("--dataset_name cannot be combined with files. Pass either the dataset or the files.")
 
@@ -93,8 +84,6 @@ def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> 
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
-    if name.startswith(("/", ".", "~")) and not Path(name).exists():
-        raise InputError(f"--dataset_name: there is no folder {name}.")
     try:
         return load_dataset(name, config_name, **download)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
@@ -119,13 +108,11 @@ def choose_splits(
         The splits. If the run trains and there are unlabeled examples, "unlabeled" follows "train", or replaces a
         missing "train".
     """
+    trains = requested is None or "train" in requested
     if requested is None:
         requested = tuple(split for split in SPLITS if split in available and (split != "test" or from_files))
         if not requested and "unlabeled" not in available:
             raise InputError("no data to train or evaluate on. Pass --train_file or --validation_file.")
-        trains = True
-    else:
-        trains = "train" in requested
     if trains and "unlabeled" in available:
         train = tuple(split for split in ("train",) if split in available)
         requested = (*train, "unlabeled", *(split for split in requested if split != "train"))

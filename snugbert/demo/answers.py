@@ -18,8 +18,7 @@ from snugbert.errors import InputError
 from snugbert.families.loading import load_config, load_model, load_tokenizer, max_tokens
 from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.modeling_snugbert import SnugBertForPreTraining
-from snugbert.prediction.predictor import Predictor
-from snugbert.prediction.question_answerer import QuestionAnswerer
+from snugbert.prediction.predictor import Predictor, QuestionAnswerer
 
 # Spans of a text with their labels (None: no label), as in Gradio's HighlightedText.
 Marked = list[tuple[str, str | None]]

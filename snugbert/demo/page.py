@@ -32,7 +32,7 @@ from snugbert.modeling_snugbert import (
     SnugBertForTokenClassification,
     SnugBertModel,
 )
-from snugbert.prediction.question_answerer import QuestionAnswerer
+from snugbert.prediction.predictor import QuestionAnswerer
 
 # Names that DNS cannot redirect to another machine.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")

@@ -6,8 +6,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from snugbert.cli.arguments import argument, complete_lists
-from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE_SHARE, Range, check_ranges
+from snugbert.cli.arguments import COUNT, NOT_NEGATIVE, POSITIVE_SHARE, Range, argument, check_ranges, complete_lists
 from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask
 from snugbert.data.sources import DataArguments, ExampleArguments, check_sources
 from snugbert.errors import InputError, explain_choice
@@ -79,7 +78,7 @@ class GlueDataArguments(ExampleArguments):
         if self.data_dir is not None and (self.task_name is None or self.dataset_name is not None):
             raise InputError("--data_dir has the files of a GLUE task. Set --task_name, and remove --dataset_name.")
         default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
-        check_sources(self.files, self.dataset_name or default_dataset, self.unlabeled_file)
+        check_sources(self.files, self.dataset_name or default_dataset)
 
     def _refuse(self, reason: str, *names: str) -> None:
         for name in names:

@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer, pipeline
 from snugbert.demo import answers
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import AUTO_CLASSES
-from snugbert.prediction.question_answerer import QuestionAnswerer
+from snugbert.prediction.predictor import QuestionAnswerer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
