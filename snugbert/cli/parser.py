@@ -127,8 +127,7 @@ class ArgumentParser(HfArgumentParser):
             )
         if advanced is None and action.dest in TRAINING_FIELDS:  # transformers' own field
             advanced = action.dest not in TRAINING_HELP
-            sentences = re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join((action.help or "").split()))
-            action.help = TRAINING_HELP.get(action.dest, " ".join(sentences[:2]))
+            action.help = TRAINING_HELP.get(action.dest, action.help)
         if opens_urls:
             self.opened.add(action.dest)
         is_hidden = is_opposite or (advanced and not self.shows_everything)
