@@ -77,7 +77,7 @@ def make_batches(
     If the head reads pairs, every second text is paired with the next text, and every text for question answering.
     Multiple choice gets the next three texts as choices. `names` are the inputs to include.
     """
-    options = {"truncation": "longest_first", "max_length": max_length}
+    options: dict[str, Any] = {"truncation": "longest_first", "max_length": max_length}
     features: list[list[Any]] = []  # of each text: one encoding, or one per choice
     for index, text in enumerate(texts):
         partners: list[str | None] = [texts[(index + step) % len(texts)] for step in (1, 2, 3)]
