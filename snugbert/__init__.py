@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
     from snugbert.modeling_snugbert import SnugBertModel as SnugBertModel
     from snugbert.modeling_snugbert import SnugBertPreTrainedModel as SnugBertPreTrainedModel
     from snugbert.prediction.predictor import Predictor as Predictor
-    from snugbert.prediction.question_answerer import QuestionAnswerer as QuestionAnswerer
+    from snugbert.prediction.predictor import QuestionAnswerer as QuestionAnswerer
     from snugbert.tasks.classification import TextClassification as TextClassification
     from snugbert.tasks.metrics import TaskMetric as TaskMetric
     from snugbert.tasks.multiple_choice import MultipleChoice as MultipleChoice
@@ -71,7 +71,7 @@ LAZY_NAMES = {
     "PretrainingArguments": "trainers.pretraining.pretraining_arguments",
     "PretrainingDataset": "trainers.pretraining.examples",
     "PretrainingTrainer": "trainers.pretraining.pretraining_trainer",
-    "QuestionAnswerer": "prediction.question_answerer",
+    "QuestionAnswerer": "prediction.predictor",
     "QuestionAnswering": "tasks.question_answering",
     "SnugBertConfig": "configuration_snugbert",
     "SnugBertDataCollatorForPretraining": "trainers.pretraining.collator",

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 from transformers.utils import strtobool
 
-from snugbert.cli.arguments import argument
-from snugbert.cli.ranges import NOT_NEGATIVE
+from snugbert.cli.arguments import NOT_NEGATIVE, argument
 from snugbert.errors import InputError, explain_choice
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,9 @@
 import argparse
 import json
 import re
-import shlex
 from argparse import SUPPRESS, Action
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,6 +52,7 @@ TRAINING_HELP = {
 TRAINING_FIELDS = {field.name for field in fields(TrainingArguments)}
 OUTPUT_FLAGS = {*OUTPUTS[:2], "logging_steps", "report_to", "push_to_hub", "hub_model_id", "resume_from_checkpoint"}
 GROUPS = ("data", "tokenizer", "model", "training", "output", "more")
+MORE_HELP = "--config FILE.yaml reads the same arguments. --help-all lists all arguments."
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -72,13 +72,16 @@ class ArgumentParser(HfArgumentParser):
     Values that were not given are missing from the result, so that the dataclasses choose their own defaults.
     """
 
-    def __init__(self, dataclass_types: Iterable[Any], *, prog: str, description: str = "", example: str = ""):
-        self.groups: dict[str, list[Action]] = {group: [] for group in GROUPS}
-        self.advanced: set[str] = set()
-        self.opened: set[str] = set()  # arguments whose URLs the command itself opens
-        self.shows_everything = False
+    def __init__(
+        self,
+        dataclass_types: Sequence[Any],
+        prog: str,
+        description: str = "",
+        example: str = "",
+        shows_everything: bool = False,
+    ):
         super().__init__(
-            dataclass_types,
+            (),
             prog=prog,
             description=description,
             epilog=f"example: {example or prog}",
@@ -87,15 +90,18 @@ class ArgumentParser(HfArgumentParser):
             add_help=False,
             conflict_handler="resolve",
         )
+        self.shows_everything = shows_everything
+        self.opened: set[str] = set()  # arguments whose URLs the command itself opens
+        self.groups = {title: self.add_argument_group(title) for title in GROUPS}
+        self.dataclass_types = dataclass_types
+        for dtype in dataclass_types:
+            self.group = getattr(dtype, "help_group", "data")
+            self._add_dataclass_arguments(dtype)
         self.group = "more"
         self.add_argument("--config", advanced=True, help="Read arguments from this YAML or JSON file.")
         self.add_argument("--help", "-h", action="help", advanced=True, help="List the main arguments.")
         self.add_argument("--help-all", action="help", advanced=True, help="List all arguments.")
         self.usage = " ".join([prog, "[arguments]", *(action.dest for action in self._get_positional_actions())])
-
-    def _add_dataclass_arguments(self, dtype: Any) -> None:
-        self.group = getattr(dtype, "help_group", "data")
-        super()._add_dataclass_arguments(dtype)
 
     def add_argument(  # type: ignore[override]
         self,
@@ -107,46 +113,32 @@ class ArgumentParser(HfArgumentParser):
         **options: Any,
     ) -> Action:
         """Adds an argument, as in argparse, with the additional metadata of its field."""
-        if options.get("action") == "store_false":  # HfArgumentParser's opposite of a switch. Ours is below
-            options["help"] = SUPPRESS
+        is_opposite = options.get("action") == "store_false"  # HfArgumentParser's. Ours is below
         if options.get("type") is string_to_bool:  # `--bf16` alone means true, even if its default is None
             options |= {"nargs": "?", "const": True}
         if positional:
             names = (names[0].removeprefix("--"),)
             del options["required"]  # argparse always requires positional arguments
-        action = super().add_argument(*names, *OLD_NAMES.get(names[0], ()), **options)
+        group = self.groups["output" if names[0].removeprefix("--") in OUTPUT_FLAGS else self.group]
+        action = group.add_argument(*names, *OLD_NAMES.get(names[0], ()), **options)
         if action.const is True:
-            super().add_argument(
+            group.add_argument(
                 f"--no_{action.dest}", action="store_false", dest=action.dest, default=SUPPRESS, help=SUPPRESS
             )
         if advanced is None and action.dest in TRAINING_FIELDS:  # transformers' own field
             advanced = action.dest not in TRAINING_HELP
-            sentences = re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join((action.help or "").split()))
-            action.help = TRAINING_HELP.get(action.dest, " ".join(sentences[:2]))
-        if advanced:
-            self.advanced.add(action.dest)
+            action.help = TRAINING_HELP.get(action.dest, action.help)
         if opens_urls:
             self.opened.add(action.dest)
-        self.groups["output" if action.dest in OUTPUT_FLAGS else self.group].append(action)
-        action.help = _complete_help(action)
+        is_hidden = is_opposite or (advanced and not self.shows_everything)
+        action.help = SUPPRESS if is_hidden else _complete_help(action)
         action.default = SUPPRESS
         return action
 
     def format_help(self) -> str:
         """Returns the text of `--help`, or of `--help-all` if `shows_everything`."""
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, [], [])
-        formatter.add_text(self.description)
-        for title, actions in self.groups.items():
-            formatter.start_section(title)
-            formatter.add_arguments(
-                [action for action in actions if self.shows_everything or action.dest not in self.advanced]
-            )
-            formatter.end_section()
-        formatter.add_text(self.epilog)
-        if not self.shows_everything:
-            formatter.add_text("--config FILE.yaml reads the same arguments. --help-all lists all arguments.")
-        return formatter.format_help()
+        more = "" if self.shows_everything else f"\n{MORE_HELP}\n"
+        return super().format_help() + more
 
     def check_flags(self, argv: list[str], where: str = "") -> None:
         """Suggests a flag for the first unknown flag of a command line. `where`: the file that contains the line."""
@@ -159,7 +151,6 @@ class ArgumentParser(HfArgumentParser):
 
     def parse_given(self, argv: list[str]) -> dict[str, Any]:
         """Returns the arguments of a command line and of the files that `--config` names, by their names."""
-        self.shows_everything = "--help-all" in argv
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         finder.add_argument("--config", action="append", default=[])
         found, argv = finder.parse_known_args(argv)
@@ -218,7 +209,7 @@ def parse_arguments(
 
     The constructors only get the arguments that were given, and local paths instead of URLs, see [`_replace_urls`].
     """
-    parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
+    parser = ArgumentParser(dataclass_types, prog, description, example, shows_everything="--help-all" in argv)
     given = parser.parse_given(argv)
     if any(issubclass(dtype, TrainingArguments) for dtype in dataclass_types) and not find_spec("accelerate"):
         raise ModuleNotFoundError("TrainingArguments needs accelerate", name="accelerate")
@@ -227,10 +218,7 @@ def parse_arguments(
             _check_path(name, each)
     given = _replace_urls(given, parser.opened)
     try:
-        return tuple(
-            dataclass_type(**{each.name: given[each.name] for each in fields(dataclass_type) if each.name in given})
-            for dataclass_type in dataclass_types
-        )
+        return parser.parse_dict(given)
     except InputError:
         raise
     except (ValueError, TypeError) as error:  # a dataclass rejected a value, usually TrainingArguments
@@ -278,9 +266,8 @@ def _find_output_path(name: str, url: str) -> str:
     """Returns the local path for an output."""
     is_file = name == "output_file"
     folder, _, file = url.rpartition("/") if is_file else (url, "", "")
-    if len(name_parts(url)) < 1 + is_file or (is_file and not file):
-        example = "s3://bucket/folder/file.jsonl" if is_file else "s3://bucket/folder"
-        raise InputError(f"{_flag(name)}: {hide_credentials(url)} is incomplete. Use a URL like {example}.")
+    if len(name_parts(url)) < 1 + is_file:
+        raise InputError(f"{_flag(name)}: {hide_credentials(url)} is incomplete. Use a URL like s3://bucket/folder.")
     return str(choose_output(folder) / file)
 
 
@@ -293,22 +280,3 @@ def _stage_one(name: str, url: str) -> str:
 
 def _flag(name: str) -> str:
     return name if name in ("input", "output") else f"--{name}"  # these two are positional arguments
-
-
-def format_command(command: str, flags: Mapping[str, Any]) -> str:
-    """Returns a command line to copy. A flag may have a list of values."""
-    words = ["snugbert", command]
-    for name, value in flags.items():
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *(str(each).lower() if isinstance(each, bool) else str(each) for each in values)]
-    return shlex.join(words)
-
-
-def changed_flags(arguments: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Returns the values of the flags `names` that differ from their defaults."""
-    changed = {}
-    for field in fields(arguments):
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        if field.name in names and getattr(arguments, field.name) != default:
-            changed[field.name] = getattr(arguments, field.name)
-    return changed

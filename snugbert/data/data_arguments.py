@@ -6,8 +6,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from snugbert.cli.arguments import OverwriteArguments, ShardArguments, argument, complete_lists
-from snugbert.cli.ranges import COUNT, check_ranges
+from snugbert.cli.arguments import COUNT, OverwriteArguments, ShardArguments, argument, check_ranges, complete_lists
 from snugbert.data.languages import DEFAULT, check_language
 from snugbert.errors import InputError
 

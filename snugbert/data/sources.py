@@ -4,13 +4,12 @@ This module imports `datasets` and the model's files only when a dataset is load
 """
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from snugbert.cli.arguments import argument
-from snugbert.cli.ranges import COUNT, Range, check_ranges
+from snugbert.cli.arguments import COUNT, Range, argument, check_ranges
 from snugbert.errors import InputError, join_lines
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class ExampleArguments(DataArguments):
     )
 
 
-def check_sources(files: Mapping[str, Iterable[Path]], dataset_name: str | None) -> None:
+def check_sources(files: Mapping[str, list[Path]], dataset_name: str | None) -> None:
     """Checks that the user did not give both files and a dataset."""
     if files and dataset_name is not None:
         raise InputError("--dataset_name cannot be combined with files. Pass either the dataset or the files.")

@@ -11,9 +11,8 @@ Any masked language model of transformers can be scored, so that models can be c
 from dataclasses import dataclass
 from typing import ClassVar
 
-from snugbert.cli.arguments import OverwriteArguments, argument, complete_lists
+from snugbert.cli.arguments import SEED, OverwriteArguments, argument, check_ranges, complete_lists
 from snugbert.cli.model_arguments import ModelArguments
-from snugbert.cli.ranges import SEED, check_ranges
 from snugbert.data.data_arguments import ValidationArguments
 from snugbert.errors import InputError
 
@@ -23,14 +22,6 @@ class EvaluatedModelArguments(ModelArguments):
     """Which model to evaluate, and in which precision."""
 
     bf16: bool = argument(False, "Compute in bfloat16 (autocast): faster, but the scores are less exact.")
-
-    def __post_init__(self):
-        if self.model_name_or_path is not None and self.config_name is not None:
-            raise InputError(
-                "--config_name (random weights) cannot be combined with --model_name_or_path. Remove one of these "
-                "flags."
-            )
-        super().__post_init__()
 
 
 @dataclass

@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from transformers.utils import logging as transformers_logging
 from snugbert.cli.model_arguments import HubArguments
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.tables import load_rows, read_rows, read_text
-from snugbert.errors import InputError, explain_choice
-from snugbert.export.export_arguments import ENGINES, Dtype, ExportArguments
+from snugbert.errors import InputError
+from snugbert.export.export_arguments import DATA_SETTINGS, ENGINES, ExportArguments
 from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, read_text_file
 from snugbert.families.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
 from snugbert.families.conversion import check_new_model, convert_model, put_in_place
@@ -48,8 +48,7 @@ def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
     """Exports a model, and prints a summary. This is `snugbert export`."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    settings = dict(vars(args))
-    done = export_model(settings.pop("input"), settings.pop("output"), **settings, **hub_args.hub)
+    done = _export(args, None, hub_args.hub)
     print(f"Exported {args.input} to {args.output} for {done.engine}")
     print(f"Weights: {done.dtype}, {done.size / 1e6:,.1f} MB")
     for note in done.notes:
@@ -64,20 +63,12 @@ def export_model(
     output_dir: str | Path,
     to: str,
     *,
-    dtype: Dtype | torch.dtype = "float32",
-    calibration_file: str | Path | None = None,
-    text_file: str | Path | None = None,
-    validation_file: str | Path | None = None,
+    dtype: str | torch.dtype = "float32",
     eval_dataset: Any = None,
-    task_name: str | None = None,
-    text_column_names: str | None = None,
-    label_column_name: str | None = None,
-    max_seq_length: int | None = None,
-    version_2_with_negative: bool = False,
-    overwrite_output_dir: bool = False,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
+    **options: Any,
 ) -> Export:
     """Writes a model for an engine, and compares it with the original.
 
@@ -89,45 +80,28 @@ def export_model(
         output_dir: the folder to write. Other files in it are kept.
         to: "onnx", "openvino" or "bert".
         dtype: dtype of the weights: "float32", "float16" (or torch's dtypes), or "int8".
-        calibration_file: a text per line, to measure the ranges of activations in int8. None: the engine quantizes
-            activations at run time, or does not quantize them.
-        text_file: more texts on which the outputs are compared, one per line. The outputs are always compared on
-            built-in text of all lengths.
-        validation_file: labeled examples to score the model and its export on.
         eval_dataset: labeled rows as in [`FineTuningTrainer`], instead of `validation_file`.
-        task_name, text_column_names, label_column_name, max_seq_length, version_2_with_negative: how to read the
-            labeled examples, as in the arguments of the model's task.
-        overwrite_output_dir: whether to replace a model in `output_dir`.
         revision, token, cache_dir: for a model on the Hub, as in `from_pretrained`.
+        options: other arguments of `snugbert export`, such as `validation_file`, see [`ExportArguments`].
 
     Raises:
         InputError: the engine cannot run the model, a file cannot be used, or outputs are not finite or differ by too
             much. Nothing is written.
     """
-    dtype = cast(Dtype, str(dtype).removeprefix("torch."))
-    engine = import_module(ENGINES[to])
-    labeled = None if validation_file is None else Path(validation_file)
+    name: Any = str(dtype).removeprefix("torch.")
+    args = ExportArguments(input=str(source), output=str(output_dir), to=to, dtype=name, **options)
+    return _export(args, eval_dataset, {"revision": revision, "token": token, "cache_dir": cache_dir})
+
+
+def _export(args: ExportArguments, eval_dataset: Any, hub: dict[str, Any]) -> Export:
+    engine = import_module(ENGINES[args.to])  # a missing package is reported before a download
+    labeled = None if args.validation_file is None else Path(args.validation_file)
     if eval_dataset is not None:
         labeled = load_rows(eval_dataset, "eval_dataset")
-    data = {
-        "task_name": task_name,
-        "text_column_names": text_column_names,
-        "label_column_name": label_column_name,
-        "max_seq_length": max_seq_length,
-        "version_2_with_negative": version_2_with_negative,
-    }
-    data = {name: value for name, value in data.items() if value}
-    if dtype not in get_args(Dtype):
-        raise InputError(explain_choice("--dtype", dtype, get_args(Dtype)))
-    if to == "bert" and dtype == "int8":
-        raise InputError("--dtype int8: transformers has no int8 BERT for CPUs. Use --to onnx or --to openvino.")
-    if calibration_file is not None and dtype != "int8":
-        raise InputError("--calibration_file needs --dtype int8.")
-    source_name, output_dir = str(source), Path(output_dir)
-    source = fetch_checkpoint(source_name, revision=revision, token=token, cache_dir=cache_dir)
-    check_new_model(source, output_dir, overwrite_output_dir)
+    source, output_dir = fetch_checkpoint(args.input, **hub), Path(args.output)
+    check_new_model(source, output_dir, args.overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
-    if checkpoint.head == "ForReplacedTokenDetection" and to == "bert":
+    if checkpoint.head == "ForReplacedTokenDetection" and args.to == "bert":
         checkpoint = keep_encoder(checkpoint)
     if labeled is not None and checkpoint.head not in ("Model", *list_tasks()):
         raise InputError(f"--validation_file: {checkpoint.head} cannot be scored. Remove the flag.")
@@ -135,30 +109,27 @@ def export_model(
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
     with explaining_failed_writes(output_dir, "run the same command again"), temporary:
         written = Path(temporary.name) / "export"
-        texts = {"calibration_file": calibration_file, "text_file": text_file}
-        model, done = _write_export(source, checkpoint, written, engine, to, dtype, texts, labeled, data)
+        model, done = _write_export(args, engine, source, checkpoint, written, labeled)
         put_in_place(written, output_dir)
         wrapper: Wrapper | None = None  # the class of sentence-transformers that opens the folder
         if is_cross_encoder(source):
             wrapper = "CrossEncoder"
         elif read_modules(source) and checkpoint.head == "Model":
             wrapper = "SentenceTransformer"
-        write_card(output_dir, source, source_name, model, to, done, is_regression(model.config), wrapper)
+        write_card(output_dir, source, args.input, model, args.to, done, is_regression(model.config), wrapper)
     return done
 
 
 def _write_export(
+    args: ExportArguments,
+    engine: ModuleType,
     source: Path,
     checkpoint: Checkpoint,
     written: Path,
-    engine: ModuleType,
-    to: str,
-    dtype: Dtype,
-    files: dict[str, str | Path | None],
     labeled: Path | Dataset | None,
-    data: dict[str, Any],
 ) -> tuple[PreTrainedModel, Export]:
     """Writes an export to the folder `written`, and runs the exported model. Returns the original and a summary."""
+    to, dtype = args.to, args.dtype
     family = "bert" if to == "bert" else choose_family(checkpoint)
     stock_dtype = torch.float16 if to == "bert" and dtype == "float16" else torch.float32
     converted = convert_model(source, written, family, dtype=stock_dtype)
@@ -173,11 +144,11 @@ def _write_export(
     if labeled is not None and checkpoint.head == "Model":
         score = _make_similarity_score(written, labeled, names, limit)
     elif labeled is not None:
-        score = _make_score(checkpoint, labeled, tokenizer, data)
+        score = _make_score(args, checkpoint, labeled, tokenizer)
     before = score(run_in_torch(model)) if score else {}  # now, because the labeled examples may be wrong
     calibration: list[Batch] = []
-    if files["calibration_file"]:
-        texts = read_text_file(Path(files["calibration_file"]), CALIBRATION_TEXTS)
+    if args.calibration_file:
+        texts = read_text_file(Path(args.calibration_file), CALIBRATION_TEXTS)
         calibration = batches(texts, max_length=min(limit, LONGEST_CALIBRATION_TEXT), size=1)
     engine.write(model, names, written, dtype, calibration)
     if to != "bert":
@@ -186,8 +157,8 @@ def _write_export(
     _complete_config(written, model)
 
     texts = make_texts(tokenizer, limit)
-    if files["text_file"]:
-        texts += read_text_file(Path(files["text_file"]))
+    if args.text_file:
+        texts += read_text_file(Path(args.text_file))
     model.set_attn_implementation("sdpa")  # the attention that users run
     original, run = run_in_torch(model), engine.load(written)
     outputs = ((batch, original(batch), run(batch)) for batch in batches(texts, max_length=limit))
@@ -256,9 +227,10 @@ class EngineModel(PreTrainedModel):
 
 
 def _make_score(
-    checkpoint: Checkpoint, labeled: Path | Dataset, tokenizer: PreTrainedTokenizerBase, data: dict[str, Any]
+    args: ExportArguments, checkpoint: Checkpoint, labeled: Path | Dataset, tokenizer: PreTrainedTokenizerBase
 ) -> Score:
     """Returns a function that scores a model, run by any engine, as the fine-tuning commands do."""
+    data = {name: getattr(args, name) for name in DATA_SETTINGS if getattr(args, name)}
     task_class = find_task(checkpoint.head)
     known = {each.name for each in dataclasses.fields(task_class.arguments)}
     if unknown := [name for name in data if name not in known]:
@@ -275,10 +247,11 @@ def _make_similarity_score(folder: Path, labeled: Path | Dataset, names: list[st
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-    pairs, scores = [], []
+    first, second, scores = [], [], []
     for row, values in read_rows(labeled):
         try:
-            pairs.append((read_text(values, "sentence1"), read_text(values, "sentence2")))
+            first.append(read_text(values, "sentence1"))
+            second.append(read_text(values, "sentence2"))
             scores.append(float(values["score"]))
         except (KeyError, TypeError, ValueError) as error:
             file = labeled if isinstance(labeled, Path) else "the dataset"
@@ -286,11 +259,7 @@ def _make_similarity_score(folder: Path, labeled: Path | Dataset, names: list[st
                 f"{file}, row {row}: expected texts in sentence1 and sentence2, and a number in score."
             ) from error
     evaluator = EmbeddingSimilarityEvaluator(
-        [first for first, _ in pairs],
-        [second for _, second in pairs],
-        scores,
-        batch_size=BATCH_SIZE,
-        similarity_fn_names=["cosine"],
+        first, second, scores, batch_size=BATCH_SIZE, similarity_fn_names=["cosine"]
     )
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     model.max_seq_length = min(limit, model.max_seq_length or limit)

@@ -4,9 +4,10 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from snugbert.cli.arguments import ConvertedArguments, argument
+from snugbert.cli.arguments import ConvertedArguments, argument, check_ranges
+from snugbert.errors import InputError
 
 Dtype = Literal["float32", "float16", "int8"]
 # Target -> its module, which has the functions `describe`, `write` and `load`. onnx_engine.py documents them.
@@ -15,6 +16,8 @@ ENGINES = {
     "openvino": "snugbert.export.openvino_engine",
     "bert": "snugbert.export.stock_engine",
 }
+# How to read --validation_file, as in the arguments of the model's task.
+DATA_SETTINGS = ("task_name", "text_column_names", "label_column_name", "max_seq_length", "version_2_with_negative")
 
 
 @dataclass(kw_only=True)
@@ -22,7 +25,7 @@ class ExportArguments(ConvertedArguments):
     """Which model to export, to which engine, and how to check the result."""
 
     to: str = argument(help=f"Target engine: {', '.join(ENGINES)}.", choices=tuple(ENGINES))
-    dtype: Dtype = argument("float32", "Dtype of the weights: float32, float16 or int8.")
+    dtype: Dtype = argument("float32", "Dtype of the weights: float32, float16 or int8.", choices=get_args(Dtype))
     calibration_file: str | None = argument(
         None, "Text to calibrate int8 activations on, a text per line. Default: no calibration."
     )
@@ -41,3 +44,10 @@ class ExportArguments(ConvertedArguments):
         None, "Maximum tokens for --validation_file. Default: as in the fine-tuning command."
     )
     version_2_with_negative: bool = argument(False, "--validation_file has questions without an answer.")
+
+    def __post_init__(self):
+        check_ranges(self)
+        if self.to == "bert" and self.dtype == "int8":
+            raise InputError("--dtype int8: transformers has no int8 BERT for CPUs. Use --to onnx or --to openvino.")
+        if self.calibration_file is not None and self.dtype != "int8":
+            raise InputError("--calibration_file needs --dtype int8.")

@@ -5,6 +5,7 @@ Shapes: B texts of at most L tokens.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -27,6 +28,7 @@ An enzyme called acetylcholinesterase breaks the signal down within a millisecon
 She did not like the film at first, yet by the end she was crying and laughing, and so was everyone around her.
 """
 BATCH_SIZE = 32
+READ_ALONE = ("Model", "ForMaskedLM", "ForTokenClassification", "ForReplacedTokenDetection")  # heads without pairs
 SHORTEST = 12  # there are texts of every length up to this many tokens
 GROWTH = 1.25  # each longer length is about this many times the previous length
 
@@ -75,19 +77,14 @@ def make_batches(
     If the head reads pairs, every second text is paired with the next text, and every text for question answering.
     Multiple choice gets the next three texts as choices. `names` are the inputs to include.
     """
-
-    def encode(first: str, second: str | None) -> dict[str, list[int]]:
-        return dict(tokenizer(first, second, truncation="longest_first", max_length=max_length))
-
-    features: list[list[dict[str, list[int]]]] = []  # of each text: one encoding, or one per choice
+    options: dict[str, Any] = {"truncation": "longest_first", "max_length": max_length}
+    features: list[list[Any]] = []  # of each text: one encoding, or one per choice
     for index, text in enumerate(texts):
-        after = [texts[(index + step) % len(texts)] for step in (1, 2, 3)]
-        if head == "ForMultipleChoice":
-            features.append([encode(text, choice) for choice in after])
-        elif head in ("Model", "ForMaskedLM", "ForTokenClassification", "ForReplacedTokenDetection"):
-            features.append([encode(text, None)])
-        else:
-            features.append([encode(text, after[0] if index % 2 or head == "ForQuestionAnswering" else None)])
+        partners: list[str | None] = [texts[(index + step) % len(texts)] for step in (1, 2, 3)]
+        if head != "ForMultipleChoice":
+            is_pair = head == "ForQuestionAnswering" or (head not in READ_ALONE and index % 2)
+            partners = partners[:1] if is_pair else [None]
+        features.append([tokenizer(text, partner, **options) for partner in partners])
     batches = []
     for start in range(0, len(features), size):
         chosen = features[start : start + size]

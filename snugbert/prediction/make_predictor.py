@@ -41,6 +41,11 @@ def make_predictor(
     is_sentence_transformer = issubclass(reader, SentenceTransformerPredictor)
     trained_columns = () if is_sentence_transformer else get_text_columns(read_json(folder / "config.json"))
     columns: Sequence[str] = ("tokens",)
+    if args.reads_conll and columns not in reader.default_columns:
+        raise InputError(
+            f"--input_file: only models that label tokens can read CoNLL files such as {args.input_file}. Use .tsv, "
+            ".csv, .json or .jsonl."
+        )
     if not args.reads_conll:
         columns = choose_columns(reader, args.columns, str(args.input_file), first_rows, trained_columns)
     known = (

@@ -35,7 +35,7 @@ from snugbert.errors import InputError, format_count
 from snugbert.families.reading import fetch_checkpoint
 from snugbert.files import LockTaken, explaining_failed_writes, lock_file, read_json, write_atomically
 from snugbert.prediction.formats import Format, make_format
-from snugbert.prediction.make_predictor import find_reader, make_predictor
+from snugbert.prediction.make_predictor import make_predictor
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import Prediction, choose_device
 from snugbert.progress import Progress
@@ -80,11 +80,6 @@ def predict_file(args: PredictionArguments) -> None:
     if (output.exists() or is_stored(output)) and not args.overwrite_output_file:
         raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
     folder = fetch_checkpoint(str(args.model_name_or_path), **args.hub)
-    if args.reads_conll and ("tokens",) not in find_reader(folder).default_columns:
-        raise InputError(
-            f"--input_file: only models that label tokens can read CoNLL files such as {args.input_file}. Use .tsv, "
-            ".csv, .json or .jsonl."
-        )
     data = make_format(args)
     rows = [values for _, values in islice(data.read(ReadingLog(args.on_bad_text)), ROWS_TO_INSPECT)]
     make, num_processes = partial(make_predictor, folder, args, rows), args.num_processes or 1

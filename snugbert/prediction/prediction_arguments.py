@@ -10,10 +10,9 @@ from typing import ClassVar
 
 import torch
 
-from snugbert.cli.arguments import ShardArguments, argument
+from snugbert.cli.arguments import COUNT, NOT_NEGATIVE, POSITIVE_SHARE, Range, ShardArguments, argument, check_ranges
 from snugbert.cli.device_arguments import choose_precision
 from snugbert.cli.model_arguments import HubArguments
-from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE_SHARE, Range, check_ranges
 from snugbert.data.data_arguments import OnBadText
 from snugbert.data.sources import uncompressed_name
 from snugbert.errors import InputError

@@ -6,8 +6,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from snugbert.cli.arguments import argument, complete_lists
-from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE_SHARE, Range, check_ranges
+from snugbert.cli.arguments import COUNT, NOT_NEGATIVE, POSITIVE_SHARE, Range, argument, check_ranges, complete_lists
 from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask
 from snugbert.data.sources import DataArguments, ExampleArguments, check_sources
 from snugbert.errors import InputError, explain_choice

@@ -14,7 +14,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice, repeat
+from itertools import accumulate, chain, islice, repeat
 from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -239,14 +239,9 @@ def _choose_alphabet(words: Counter[str]) -> set[str]:
             characters[character] += count
     # Ties are broken by code point, so that the result is reproducible.
     ranked = sorted(characters, key=lambda character: (-characters[character], character))
-    alphabet = set(ranked[:ALPHABET_SIZE])
-    covered = sum(characters[character] for character in alphabet)
-    for character in ranked[ALPHABET_SIZE:]:
-        if covered >= CHARACTER_COVERAGE * characters.total():
-            break
-        alphabet.add(character)
-        covered += characters[character]
-    return alphabet
+    enough = CHARACTER_COVERAGE * characters.total()
+    needed = 1 + sum(covered < enough for covered in accumulate(characters[character] for character in ranked))
+    return set(ranked[: max(ALPHABET_SIZE, needed)])
 
 
 def _repeat_words(words: Counter[str], scale: int) -> Iterator[str]:

@@ -7,7 +7,6 @@ memory: 2.7 GB, 3.6 GB if words have 15 characters on average, and 3.8 GB for by
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBac
 from transformers.utils import logging as transformers_logging
 
 from snugbert.cli.model_arguments import ModelArguments, TokenizerArguments
-from snugbert.cli.parser import changed_flags, format_command
-from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_dataset_documents, read_lines
 from snugbert.data.languages import choose_language, read_language, store_language, stored_in_tokenizer
 from snugbert.data.text_lines import ReadingLog
@@ -27,7 +24,6 @@ from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_tokenize
 from snugbert.files import check_new_results, explaining_failed_writes
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.trainers.pretraining.electra import find_generator
-from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 from snugbert.trainers.run.folder import remove_generator
 from snugbert.vocabulary.extension import (
     Extension,
@@ -48,8 +44,6 @@ from snugbert.vocabulary.learning import (
 )
 from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments
 
-Flags = dict[str, Any]
-
 EXAMPLE_LENGTH = 100  # characters
 
 # Files that mark a folder as a tokenizer or a model.
@@ -57,7 +51,7 @@ MARKING_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenize
 
 
 def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
-    """Learns or extends a tokenizer, saves it, and prints a summary and the next command. Returns the tokenizer.
+    """Learns or extends a tokenizer, saves it, and prints a summary. Returns the tokenizer.
 
     With `init`, a model in its folder is extended, too.
     """
@@ -76,7 +70,7 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
     output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
 
     learn = _learn if args.init is None else _extend
-    tokenizer, model_flags = learn(args, output_dir, chain([first], lines))
+    tokenizer = learn(args, chain([first], lines))
     with explaining_failed_writes(output_dir, "run the same command again"):
         _save(tokenizer, output_dir)
 
@@ -90,9 +84,6 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
     example = first[:EXAMPLE_LENGTH]
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
     print(f"Written to {output_dir}.")
-    text_flags = changed_flags(args, [field.name for field in fields(TextArguments)])
-    flags = {**model_flags, **text_flags, "output_dir": "pretrained"}
-    print(f"Next: {format_command('pretrain', flags)}")
     if read_language(tokenizer) is None:
         _print("Add --language if the text is not English. Other languages keep case and accents.")
     return tokenizer
@@ -102,8 +93,7 @@ def _print(message: str) -> None:
     print(name_arguments(message))
 
 
-def _learn(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -> tuple[TokenizersBackend, Flags]:
-    """Learns a new tokenizer. Also returns flags of `snugbert pretrain` that name it and a model."""
+def _learn(args: VocabularyArguments, lines: Iterator[str]) -> TokenizersBackend:
     kind: TokenizerKind = args.model or "wordpiece"  # type: ignore[assignment]
     casing = default_casing(args.language, kind, args.casing)
     words = count_words(lines, make_tokenizer(kind, **casing))
@@ -112,17 +102,12 @@ def _learn(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) ->
     store_language(args.language, tokenizer)
     print(f"Learned {len(tokens):,} tokens ({kind}) from {_format_counts(words)}.")
     _print(describe_casing(casing))
-    return tokenizer, _new_model(output_dir, tokenizer, words)
+    return tokenizer
 
 
-def _new_model(output_dir: Path, tokenizer: PreTrainedTokenizerBase, words: Counter[str]) -> Flags:
-    num_tokens = words.total() * tokens_per_word(words, tokenizer)
-    return {"tokenizer_name": output_dir, **recipe_flags(len(tokenizer), num_tokens)}
-
-
-def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -> tuple[TokenizersBackend, Flags]:
-    """Extends the tokenizer of `init`, and its model if there is one. Also returns flags of `snugbert pretrain`."""
-    name = str(args.init)
+def _extend(args: VocabularyArguments, lines: Iterator[str]) -> TokenizersBackend:
+    """Extends the tokenizer of `init`. If there is a model, extends and saves the model, too."""
+    name, output_dir = str(args.init), Path(args.output_dir)
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
     kind, settings = read_tokenizer_settings(old, name)
     language = choose_language(args.language, [stored_in_tokenizer(old, name)])
@@ -143,21 +128,17 @@ def _extend(args: VocabularyArguments, output_dir: Path, lines: Iterator[str]) -
         print(f"Note: {unknown:.2%} of the words contain a character without a token in {name} and stay [UNK].")
     if model is None:
         print(f"{name} has no model (config.json), so only the tokenizer was extended.")
-        return tokenizer, _new_model(output_dir, tokenizer, words)
-    is_electra = isinstance(model, SnugBertForReplacedTokenDetection)
-    generator_folder = find_generator(ModelArguments(model_name_or_path=name)) if is_electra else None
+        return tokenizer
+    generator_folder = None
+    if isinstance(model, SnugBertForReplacedTokenDetection):
+        generator_folder = find_generator(ModelArguments(model_name_or_path=name))
     # This can fail, so it comes before anything is written.
     generator = None if generator_folder is None else load_init_model(str(generator_folder))
     remove_generator(output_dir)
     _extend_and_save(model, extension, tokenizer, output_dir)
     if generator is not None:
         _extend_and_save(generator, extension, tokenizer, output_dir / GENERATOR_FOLDER)
-    flags: Flags = {"model_name_or_path": output_dir}
-    if is_electra:
-        flags["objective"] = "electra"
-    elif model.config.type_vocab_size < 2:
-        flags["objective"] = "mlm"  # sentence pairs need two token types
-    return tokenizer, flags
+    return tokenizer
 
 
 def _extend_and_save(model: PreTrainedModel, extension: Extension, tokenizer: TokenizersBackend, folder: Path) -> None:

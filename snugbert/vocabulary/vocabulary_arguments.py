@@ -9,8 +9,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from snugbert.cli.arguments import OverwriteArguments, argument
-from snugbert.cli.ranges import COUNT
+from snugbert.cli.arguments import COUNT, OverwriteArguments, argument
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import check_language
 from snugbert.errors import InputError

@@ -1,15 +1,13 @@
 """Arguments from the command line and from YAML."""
 
 import json
-import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from snugbert.cli.model_arguments import ConversionArguments
-from snugbert.cli.parser import changed_flags, format_command, parse_arguments
-from snugbert.data.data_arguments import PreparationArguments
+from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
 
 
@@ -48,17 +46,6 @@ def test_yaml_values_stay_text_and_dictionaries_become_json(tmp_path):
 def test_unsupported_yaml_is_refused(text, message, tmp_path):
     with pytest.raises(InputError, match=message):
         parse(text, tmp_path / "run.yaml")
-
-
-def test_changed_flags_become_a_command_line():
-    arguments = PreparationArguments(train_file=["my text/*.txt", "b.txt"], language="de", lines_are_sentences=True)
-    names = ("train_file", "language", "text_column_name", "lines_are_sentences")
-    line = format_command("pretrain", {"corpus": "my corpus", **changed_flags(arguments, names)})
-    assert line == (
-        "snugbert pretrain --corpus 'my corpus' --train_file 'my text/*.txt' b.txt --lines_are_sentences true "
-        "--language de"
-    )
-    assert shlex.split(line)[5] == "my text/*.txt"
 
 
 def test_positional_arguments_switches_and_a_config_file(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 from transformers import TrainingArguments
 
-from snugbert.cli.ranges import TRAINING_RANGES, check_ranges
+from snugbert.cli.arguments import TRAINING_RANGES, check_ranges
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.data.sources import ExampleArguments
 from snugbert.errors import InputError

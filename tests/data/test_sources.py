@@ -35,8 +35,8 @@ def test_requested_splits_must_exist():
         choose_splits(None, ("test",), False, "examples")
 
 
-def test_sources_are_files_or_a_dataset(tmp_path):
-    files = {"train": [tmp_path / "a.csv"]}
+def test_sources_are_files_or_a_dataset():
+    files = {"train": [Path("a.csv")]}
     check_sources(files, None)
     check_sources({}, "conll2003")
     with pytest.raises(InputError, match="--dataset_name cannot be combined with files"):

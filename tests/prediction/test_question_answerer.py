@@ -6,8 +6,7 @@ import torch
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
 from snugbert import SnugBertConfig, SnugBertForQuestionAnswering, SnugBertTokenizer
-from snugbert.prediction.predictor import Predictor
-from snugbert.prediction.question_answerer import QuestionAnswerer
+from snugbert.prediction.predictor import Predictor, QuestionAnswerer
 
 WORDS = "who wrote it when was the book written by ada byron in 1843 london ? , . ##s".split()
 VOCABULARY = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
@@ -167,7 +166,7 @@ def test_packed_equals_padded_equals_one_by_one(tokenizer, tmp_path):
         (" ", TEXT, "' ': the question has 0 tokens. Expected 1 to 6"),
         ("who wrote the book in 1843 ?", TEXT, r"'who wrote .* has 7 tokens. Expected 1 to 6"),
         ("who", " \n", "'who': no .* in column 'context'"),
-        (["who", "when"], [TEXT], "`context`: expected one text or 2, one per question, not 1"),
+        (["who", "when"], [TEXT], "argument 2 is shorter"),
     ],
 )
 def test_questions_and_contexts_that_are_refused(question, context, message, tokenizer):

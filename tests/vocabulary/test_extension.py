@@ -46,7 +46,6 @@ def test_init_extends_a_real_checkpoint(tmp_path: Path, minilm: Path, data_dir: 
     tokens = train(tmp_path / "out", "--init", minilm, "--train_file", train_file, "--vocab_size", "32000")
     printed = capsys.readouterr().out
     assert "Added 1,478 tokens to the 30,522 of" in printed
-    assert f"Next: snugbert pretrain --model_name_or_path {tmp_path / 'out'} --train_file" in printed
 
     old_tokenizer, tokenizer = AutoTokenizer.from_pretrained(minilm), AutoTokenizer.from_pretrained(tmp_path / "out")
     old = old_tokenizer.get_vocab()
@@ -142,13 +141,7 @@ def extend(old: Path, file: Path, size: int, new: Path, *flags: str) -> None:
     run_command("vocabulary", [*arguments, *flags])
 
 
-def test_a_roberta_has_no_sentence_pairs(tmp_path, some_text, capsys):
-    old, new = write_checkpoint(tmp_path / "old", "roberta"), tmp_path / "new"
-    extend(old, some_text, len(AutoTokenizer.from_pretrained(old)) + 50, new)
-    assert f"--model_name_or_path {new} --objective mlm --train_file" in capsys.readouterr().out
-
-
-def test_init_extends_the_generator_of_an_electra(tmp_path, some_text, capsys):
+def test_init_extends_the_generator_of_an_electra(tmp_path, some_text):
     """Both models get the same new embeddings, because they share them."""
     old, new = write_checkpoint(tmp_path / "old", "electra", "ForPreTraining"), tmp_path / "new"
     tokenizer = AutoTokenizer.from_pretrained(old)
@@ -158,7 +151,6 @@ def test_init_extends_the_generator_of_an_electra(tmp_path, some_text, capsys):
     tokenizer.save_pretrained(old / "generator")
     size = len(tokenizer) + 50
     extend(old, some_text, size, new)
-    assert f"--model_name_or_path {new} --objective electra --train_file" in capsys.readouterr().out
     discriminator = SnugBertForReplacedTokenDetection.from_pretrained(new)
     generator, info = SnugBertForMaskedLM.from_pretrained(new / "generator", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and generator.config.vocab_size == size

@@ -5,10 +5,9 @@ from typing import Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from snugbert.cli.arguments import OverwriteArguments, argument
+from snugbert.cli.arguments import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, OverwriteArguments, argument, check_ranges
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.cli.model_arguments import StudentArguments
-from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, SweepFile, read_sweep_file
 
@@ -41,15 +40,6 @@ class FineTunedModelArguments(StudentArguments):
     # These fields are set from Python only. If they are None, both are loaded.
     model: ClassVar[Any] = None  # a PreTrainedModel
     tokenizer: ClassVar[Any] = None
-
-    def __post_init__(self):
-        missing = self.model_name_or_path is None and self.config_name is None and self.num_student_layers is None
-        if self.teacher_name_or_path is not None and missing:
-            raise InputError(
-                "--num_student_layers is missing. To start from a checkpoint other than the teacher, pass "
-                "--model_name_or_path."
-            )
-        super().__post_init__()
 
 
 @dataclass

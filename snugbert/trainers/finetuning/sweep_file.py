@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
+from snugbert.cli.arguments import COUNT, POSITIVE, check_ranges
 from snugbert.cli.parser import parse_arguments
-from snugbert.cli.ranges import COUNT, POSITIVE, check_ranges
 from snugbert.errors import InputError, did_you_mean, join_lines, suggest_path
 
 PRESETS = ("paper", "fixed", "stable")

@@ -10,7 +10,7 @@ from tokenizers import decoders
 from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.cli.ranges import COUNT, SHARE, check_ranges
+from snugbert.cli.arguments import COUNT, SHARE, check_ranges
 from snugbert.data.packed_batches import pack
 from snugbert.data.tokenizing import splits_words
 from snugbert.errors import InputError

@@ -16,7 +16,6 @@ import threading
 from typing import Any
 
 from snugbert.cli.model_arguments import TokenizerArguments
-from snugbert.cli.parser import changed_flags, format_command
 from snugbert.data.corpus.corpus import check_unknown_tokens, open_corpus
 from snugbert.data.corpus.corpus_folder import CorpusFolder
 from snugbert.data.corpus.part_files import DamagedError, shared_settings, verify_part
@@ -28,7 +27,6 @@ from snugbert.errors import InputError, format_count
 from snugbert.families.loading import check_ids, load_tokenizer
 from snugbert.progress import Progress
 from snugbert.storage.urls import ask_together
-from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 
 
 def run_preparation(
@@ -73,16 +71,6 @@ def run_preparation(
     corpus = open_corpus(output.place, tokenizer)
     print(f"{output}: {corpus}")
     check_unknown_tokens(corpus, tokenizer, str(output))
-    flags = {
-        "tokenizer_name": tokenizer_args.tokenizer_name,
-        **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
-        "corpus": output,
-        # For --validation_file. The corpus stores the language.
-        **changed_flags(text_args, ("lines_are_sentences", "on_bad_text")),
-        **recipe_flags(len(tokenizer), corpus.num_tokens),
-        "output_dir": "pretrained",
-    }
-    print(f"Next: {format_command('pretrain', flags)}")
 
 
 def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:

@@ -7,10 +7,19 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from snugbert.cli.arguments import OverwriteArguments, argument
+from snugbert.cli.arguments import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_SHARE,
+    SHARE,
+    OverwriteArguments,
+    Range,
+    argument,
+    check_ranges,
+)
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.cli.model_arguments import StudentArguments
-from snugbert.cli.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, Range, check_ranges
 from snugbert.data.data_arguments import CACHE_GB, ValidationArguments
 from snugbert.errors import InputError, explain_choice
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS

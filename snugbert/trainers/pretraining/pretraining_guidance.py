@@ -2,25 +2,7 @@
 
 from transformers import PreTrainedConfig
 
-from snugbert.configuration_snugbert import SnugBertConfig
-
 SMALL_RECIPE, GPU_RECIPE = "examples/pretrain_small_corpus.yaml", "examples/pretrain_small_corpus_1_gpu.yaml"
-# Settings of the small recipe as flags of `snugbert pretrain`, because the package does not contain the recipe's file.
-# Settings of evaluation, device and checkpoints are left out, and so are settings that equal a default.
-SMALL_RECIPE_FLAGS = {
-    "config_overrides": "hidden_dropout_prob=0,attention_probs_dropout_prob=0",
-    "bigram_init": "true",
-    "phases": "64:80%:mlm,128:20%",
-    "mlm_probability": "0.3",
-    "num_train_epochs": "8",
-    "per_device_train_batch_size": "128",
-    "optim": "muon",
-    "learning_rate": "2e-3",
-    "warmup_steps": "0.05",
-    "weight_decay": "0.1",
-    "adam_beta2": "0.98",
-}
-SUGGESTED_SIZE = "mini"  # the size of the recipe, which other commands suggest
 
 # Expected gain (frequency baseline minus masked token loss, in nats) after this many tokens. Every measured run gained
 # more than 1.9.
@@ -39,12 +21,6 @@ def find_recipe(config: PreTrainedConfig, corpus_tokens: float) -> str | None:
     H, inner = config.hidden_size, config.intermediate_size
     weights = config.num_hidden_layers * (4 * H * H + 2 * H * inner)
     return next((recipe for recipe, largest in LARGEST_MODELS.items() if weights <= largest), None)
-
-
-def recipe_flags(vocab_size: int, corpus_tokens: float) -> dict[str, str]:
-    """Returns the flags of `snugbert pretrain` that suggest a new model, with the small recipe if that fits."""
-    recipe = find_recipe(SnugBertConfig.from_size(SUGGESTED_SIZE, vocab_size=vocab_size), corpus_tokens)
-    return {"config_name": SUGGESTED_SIZE, **(SMALL_RECIPE_FLAGS if recipe else {})}
 
 
 def describe_recipe(config: PreTrainedConfig, corpus_tokens: int) -> str:

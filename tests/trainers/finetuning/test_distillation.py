@@ -264,7 +264,7 @@ def test_a_teacher_with_more_labels(folder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_student_layers": None}, "--num_student_layers is missing"),
+        ({"num_student_layers": None}, "--model_name_or_path is missing"),
         ({"num_student_layers": 4}, "--num_student_layers 4: expected 1 to 3"),
         ({"student_layers": "middle"}, "--student_layers middle: expected spread, first, last"),
         ({"teacher_name_or_path": "./none"}, "--teacher_name_or_path: the folder ./none does not exist"),

@@ -8,10 +8,8 @@ import pytest
 from prepared import content, prepare
 
 import snugbert
-from snugbert.cli.parser import format_command
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.pretraining_guidance import SMALL_RECIPE_FLAGS
 from snugbert_cli import main as snugbert_command
 
 
@@ -130,18 +128,3 @@ def test_unknown_tokens_are_counted(tmp_path, words_tokenizer, monkeypatch, caps
     message = "every token is [UNK], so no token can be masked. Use another tokenizer"
     assert snugbert_command([*arguments[:4], "none.txt", "--output_dir", "none"]) == 2
     assert f"none: {message}" in capsys.readouterr().err
-
-
-def test_the_next_command_keeps_what_it_needs(tmp_path, tokenizer, monkeypatch, capsys):
-    """--on_bad_text is for the validation text. The corpus stores the language. The token stays secret."""
-    monkeypatch.chdir(tmp_path)
-    tokenizer.save_pretrained("tok")
-    Path("text.txt").write_text("Ein Satz. Noch einer.\n")
-    arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "--output_dir", "my corpus"]
-    flags = ["--language", "de", "--on_bad_text", "skip", "--cache_dir", "cache", "--token", "hf_secret"]
-    assert snugbert_command([*arguments, *flags]) == 0
-    names = {"tokenizer_name": "tok", "cache_dir": "cache", "corpus": "my corpus", "on_bad_text": "skip"}
-    model = {"config_name": "mini", **SMALL_RECIPE_FLAGS, "output_dir": "pretrained"}
-    next_command = format_command("pretrain", {**names, **model})
-    assert capsys.readouterr().out.splitlines()[-1] == f"Next: {next_command}"
-    assert open_corpus("my corpus", tokenizer).language == "de"

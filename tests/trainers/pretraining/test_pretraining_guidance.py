@@ -1,17 +1,9 @@
-"""Which recipe the log and the next commands name."""
-
-from pathlib import Path
+"""Which recipe the log names."""
 
 import pytest
-import yaml
 
 import snugbert
-from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
-from snugbert.trainers.pretraining.pretraining_guidance import (
-    GPU_RECIPE,
-    describe_recipe,
-    recipe_flags,
-)
+from snugbert.trainers.pretraining.pretraining_guidance import GPU_RECIPE, describe_recipe
 from snugbert.trainers.pretraining.pretraining_guidance import SMALL_RECIPE as RECIPE
 
 NONE = "none was measured for such a model, vocabulary or text. The defaults are the BERT paper's settings."
@@ -41,15 +33,3 @@ def test_the_recipe_fits_the_text_and_the_model(size, vocab_size, corpus_tokens,
     else:
         config = snugbert.SnugBertConfig.from_size(size, vocab_size=vocab_size)
     assert describe_recipe(config, corpus_tokens) == told
-
-
-def test_the_recipe_as_flags_equals_the_file():
-    """Except the files, the validation, the checkpoints, the device, and the defaults of a flag."""
-    yaml_file = Path(__file__).parents[3] / RECIPE
-    recipe = yaml.load(yaml_file.read_text(), yaml.BaseLoader)
-    rest = {"train_file", "validation_file", "tokenizer_name", "output_dir", "use_cpu", "bf16", "seed"}
-    rest |= {name for name in recipe if "eval" in name or "save" in name}
-    flags = recipe_flags(8_192, 12_000_000)
-    assert flags == {name: value for name, value in recipe.items() if name not in rest | {"max_seq_length"}}
-    assert PretrainingDataArguments(train_file=["text.txt"]).max_seq_length == int(recipe["max_seq_length"])
-    assert recipe_flags(999, 12_000_000) == recipe_flags(8_192, 200_000_001) == {"config_name": "mini"}
