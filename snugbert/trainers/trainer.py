@@ -131,7 +131,7 @@ class RunTrainer(Trainer):
         """Extends Trainer's method: locks the output folder, verifies the checkpoint, and stops on a signal."""
         check_weights(self.model)
         if self.checks_output_dir and not resume_from_checkpoint:
-            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
+            resume_from_checkpoint = check_output_dir(self.args)
         self.checks_output_dir = False  # from now on, the folder contains this run
         self._best_step = None
         self.graphs.restart()
@@ -141,6 +141,11 @@ class RunTrainer(Trainer):
             self.add_callback(callback)
         with lock_output_dir(self.args):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
+            if resume_from_checkpoint and checkpoint is None:
+                raise InputError(
+                    f"resume_from_checkpoint: {self.args.output_dir} contains no complete checkpoint. To start a new "
+                    "run, omit the argument."
+                )
             state = TrainerState() if checkpoint is None else read_state(checkpoint)
             if checkpoint is not None:
                 logger.info("resuming from %s", Path(checkpoint).name)
@@ -172,6 +177,7 @@ class RunTrainer(Trainer):
 
     def train_and_save(self, checkpoint: str | None) -> dict[str, float]:
         """Trains for a command, and saves the model, the metrics and the state. Returns the metrics."""
+        self.checks_output_dir = False  # the command has checked the folder
         metrics = self.train(resume_from_checkpoint=checkpoint).metrics
         raise_if_interrupted(self)
         self.save_model(_internal_call=True)  # an external call would push before the card is written

@@ -53,7 +53,7 @@ def find_start(args: FineTuningArguments) -> Start:
             results = read_results(output_dir / RESULTS) if (output_dir / RESULTS).exists() else {}
     # A run that only scores has no training.
     (finished,) = broadcast_object_list([results if results.get("training") else None])
-    return Start(finished, None if finished else check_output_dir(args, args.overwrite_output_dir))
+    return Start(finished, None if finished else check_output_dir(args))
 
 
 def fine_tune(
@@ -76,7 +76,6 @@ def fine_tune(
     if start.finished is not None:
         _check_finished_run(trainer)
         return start.finished
-    trainer.checks_output_dir = False
     if trains:
         trainer.train_and_save(start.checkpoint)
     results = trainer.collect_results({})

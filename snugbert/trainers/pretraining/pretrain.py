@@ -62,7 +62,7 @@ from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, lock_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
-from snugbert.trainers.run.run_settings import check_data_settings, check_run_settings
+from snugbert.trainers.run.run_settings import check_run_settings
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +111,7 @@ def pretrain(
             _show_examples(prepare_data().phases[0].dataset, collator, data_args.show)
             return
         stack.enter_context(lock_output_dir(training_args))  # creates the folder
-        checkpoint = None
-        if training_args.do_train:
-            checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir)
+        checkpoint = check_output_dir(training_args) if training_args.do_train else None
         set_seed(training_args.seed)
         model = _load_model(model_args, data_args, config, tokenizer, teacher, layers)
         logger.info("model: %s parameters", f"{model.num_parameters():,}")
@@ -122,9 +120,8 @@ def pretrain(
         data = prepare_data()
         initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
         if checkpoint is not None:  # the trainer compares all other settings
-            check_run_settings(checkpoint, PretrainingTrainer.kind, initial_weights)
-            if not data_args.allow_changed_data:
-                check_data_settings(checkpoint, PretrainingTrainer.kind, data.settings)
+            data_settings = None if data_args.allow_changed_data else data.settings
+            check_run_settings(checkpoint, PretrainingTrainer.kind, initial_weights, data_settings)
         is_new = model_args.model_name_or_path is None and data_args.objective != "electra"
         if is_new and data.phases and data.train_corpus is not None:
             logger.info("recipe: %s", describe_recipe(config, data.train_corpus.num_tokens))
@@ -330,7 +327,6 @@ def _run(trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epoch
     """Trains, evaluates and reports."""
     args, output_dir = trainer.args, Path(trainer.args.output_dir or "")
     if args.do_train:
-        trainer.checks_output_dir = False  # the folder was checked before the text was prepared
         trained = trainer.train_and_save(checkpoint)
     metrics, baselines = _evaluate(trainer, data)
     if args.local_process_index == 0:

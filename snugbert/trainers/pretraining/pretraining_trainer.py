@@ -90,7 +90,7 @@ class PretrainingTrainer(RunTrainer):
         train_dataset: the features of an epoch: a list, a torch `Dataset` with a length, or a `datasets.Dataset`.
         phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
         data_settings: names and JSON values that determine the examples. Checkpoints store them, and
-            [`check_data_settings`] compares them.
+            [`check_run_settings`] compares them.
         command_settings: further settings that a resumed run compares. Only `snugbert pretrain` passes them. It
             reports after its evaluation.
         teacher: a masked language model to distill, with the vocabulary of the model, see [`distill`]. It moves to the

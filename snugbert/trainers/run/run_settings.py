@@ -98,14 +98,17 @@ class RunSettings(TrainerCallback):
         before, now, done = self._max_steps, state.max_steps, state.global_step
         if self._checkpoint is None or now == before:
             return
-        _check_steps(self._checkpoint, args, now, done)
+        if now < done:
+            flag = "--max_steps" if args.max_steps > 0 else "--num_train_epochs"
+            raise InputError(
+                f"{flag}: {self._checkpoint} has taken {format_count(done, 'step')}, more than the "
+                f"{format_count(now, 'step')} of this run. Increase {flag}."
+            )
         # Trainer would use the earlier schedule for one more step. Other schedules do not depend on the steps.
         if isinstance(lr_scheduler, LambdaLR):
             lr_scheduler.last_epoch -= 1
             lr_scheduler.step()
-        self.report_change(
-            f"after step {state.global_step:,}: {state.max_steps:,} steps instead of {self._max_steps:,}"
-        )
+        self.report_change(f"after step {done:,}: {now:,} steps instead of {before:,}")
 
 
 def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -138,11 +141,13 @@ def read_settings(checkpoint: str) -> dict[str, Any]:
     return callbacks[SETTINGS_NAME]
 
 
-def check_run_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
-    """Checks that a resumed run has the settings of the run that wrote `checkpoint`.
+def check_run_settings(
+    checkpoint: str, kind: str, settings: Mapping[str, Any], data_settings: Mapping[str, Any] | None = None
+) -> None:
+    """Checks that a resumed run has the settings, and the data, of the run that wrote `checkpoint`.
 
     A command calls this before it reads the data, with the settings that it has then. Only settings that both sides
-    have are compared.
+    have are compared. The data are compared if `data_settings` are given and the checkpoint has them.
     """
     record = read_settings(checkpoint)
     place = f"--resume_from_checkpoint: {checkpoint}"
@@ -153,21 +158,7 @@ def check_run_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) 
     settings = {name: value for name, value in settings.items() if name in record["settings"]}
     before = {name: record["settings"][name] for name in settings}  # in the same order
     check_continuation(record | {"settings": before}, kind, settings, place, remedy)
-
-
-def check_data_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
-    """Checks that a resumed run has the data of the run that wrote `checkpoint`, if that run stored data settings."""
-    record = read_settings(checkpoint)
-    if before := record["data_settings"]:
-        remedy = "Restore the data, or pass --allow_changed_data."
+    if data_settings is not None and (before := record["data_settings"]):
         place = f"--resume_from_checkpoint: the training data of {checkpoint}"
-        check_continuation(record | {"settings": before}, kind, settings, place, remedy)
-
-
-def _check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int) -> None:
-    if steps < done:
-        flag = "--max_steps" if args.max_steps > 0 else "--num_train_epochs"
-        raise InputError(
-            f"{flag}: {checkpoint} has taken {format_count(done, 'step')}, more than the "
-            f"{format_count(steps, 'step')} of this run. Increase {flag}."
-        )
+        remedy = "Restore the data, or pass --allow_changed_data."
+        check_continuation(record | {"settings": before}, kind, data_settings, place, remedy)
