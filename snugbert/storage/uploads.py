@@ -24,10 +24,10 @@ from snugbert.errors import InputError, format_count
 from snugbert.files import (
     LOCK_NAME,
     MANIFEST_NAME,
-    LockTaken,
     hash_json,
     lock_file,
     split_checkpoint,
+    step_of,
     write_atomically,
 )
 from snugbert.storage.inputs import announce_copy, check_names, is_unfinished, serves_only_its_run, work_folder
@@ -149,7 +149,7 @@ class RemoteOutput:
             manifests = iglob(f"**/checkpoint-*/{MANIFEST_NAME}", root_dir=self.folder, recursive=True)
             local = {split_checkpoint(name)[0] for name in manifests if not is_unfinished(name)}
             local.discard("")  # a folder of the user, such as `checkpoint-best`
-            for name in sorted(local, key=_read_step, reverse=True):
+            for name in sorted(local, key=step_of, reverse=True):
                 self._upload_checkpoint(self.folder / name)
             stored = [name for name in list_files(self.url) if split_checkpoint(name)[0]]
             gone = [name for name in stored if not (self.folder / split_checkpoint(name)[0]).is_dir()]
@@ -212,10 +212,6 @@ def _rank(name: str) -> tuple[int, str]:
     return (MARKS.index(last) if last in MARKS else -1, name)
 
 
-def _read_step(checkpoint: str) -> int:
-    return int(checkpoint.rpartition("-")[2])
-
-
 def download_checkpoint(checkpoint: Path) -> None:
     """Downloads the files of a checkpoint that are missing on this machine. Without a store, changes nothing.
 
@@ -252,22 +248,19 @@ def find_output(path: str | Path | None) -> RemoteOutput | None:
 
 def write_output(output: RemoteOutput, run: Callable[[], object]) -> None:
     """Runs a command that writes a local folder, and uploads the folder."""
-    try:
-        with lock_file(output.folder / LOCK_NAME, seconds=0):
-            with output.lock():
-                if not output.download():
-                    raise InputError(
-                        f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose "
-                        "another folder."
-                    )
-                run()
-                try:
-                    output.upload()
-                except InputError as error:
-                    raise InputError(f"{error} Or copy {output.folder}, the whole output, to {output}.") from error
-            output.clear()
-    except LockTaken as holder:
-        raise InputError(f"{output}: {holder} is writing this output. Wait until that process ends.") from holder
+    with lock_file(output.folder / LOCK_NAME, seconds=0):
+        with output.lock():
+            if not output.download():
+                raise InputError(
+                    f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose another "
+                    "folder."
+                )
+            run()
+            try:
+                output.upload()
+            except InputError as error:
+                raise InputError(f"{error} Or copy {output.folder}, the whole output, to {output}.") from error
+        output.clear()
 
 
 def is_stored(file: Path) -> bool:

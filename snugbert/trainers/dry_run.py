@@ -23,8 +23,8 @@ from torch.utils.data import Subset
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from snugbert.errors import RunStopped, format_count
+from snugbert.files import step_of
 from snugbert.progress import format_bytes, format_duration
-from snugbert.trainers.run.checkpoints import step_of
 from snugbert.trainers.run.folder import check_disk_space
 from snugbert.trainers.run.log import LogLines, count_warmup
 from snugbert.trainers.run.processes import wait_for_all

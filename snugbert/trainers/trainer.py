@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -26,7 +26,7 @@ from snugbert.cli.device_arguments import apply_tf32
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import IgnorePadding
 from snugbert.errors import InputError
-from snugbert.files import explaining_failed_writes, read_json, write_atomically
+from snugbert.files import explaining_failed_writes, read_json, step_of, write_atomically
 from snugbert.gpu.compilation import (
     COMPILE_PASSES,
     Compilation,
@@ -36,7 +36,7 @@ from snugbert.gpu.compilation import (
 )
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.storage.urls import hide_credentials, is_url
-from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints, step_of
+from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints
 from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, wait_for_all
@@ -294,7 +294,7 @@ class RunTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the model without `training_args.bin`. Files follow the umask. A full disk raises [`InputError`]."""
         folder = Path(output_dir or self.args.output_dir or "")
-        with nullcontext() if self.checkpoints.is_writing else explaining_failed_writes(folder, RESUME):
+        with explaining_failed_writes(folder, RESUME):
             super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             # This file is a pickle of all arguments, which contain local paths.
@@ -340,7 +340,7 @@ class RunTrainer(Trainer):
             wait_for_all()
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, 0)
-        self._best_step = step_of(Path(str(self.state.best_model_checkpoint)))
+        self._best_step = step_of(str(self.state.best_model_checkpoint))
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 

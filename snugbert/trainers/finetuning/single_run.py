@@ -11,6 +11,7 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
+from snugbert.files import step_of
 from snugbert.reports.plots import draw_learning_curve, draw_reliability, list_plots
 from snugbert.reports.results import RESULTS, RunResults, contains_model, read_results, write_results
 from snugbert.reports.score_tables import format_metric, set_title
@@ -22,7 +23,7 @@ from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArgument
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.settled_arguments import LOWER_IS_BETTER
-from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints, step_of
+from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints
 from snugbert.trainers.run.folder import check_output_dir
 from snugbert.trainers.run.processes import raise_together
 

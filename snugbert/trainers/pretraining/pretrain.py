@@ -157,17 +157,16 @@ def pretrain(
 
 
 def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:
-    """Checks that the arguments of the model and of the data can be combined."""
-    is_electra, bigrams = data_args.objective == "electra", data_args.bigram_init
-    has_teacher, has_model = model_args.teacher_name_or_path is not None, model_args.model_name_or_path is not None
-    for flags, are_given in (
-        (("teacher_name_or_path", "objective electra"), has_teacher and is_electra),
-        (("bigram_init", "objective electra"), bigrams and is_electra),
-        (("bigram_init", "teacher_name_or_path"), bigrams and has_teacher),
-        (("bigram_init", "model_name_or_path"), bigrams and has_model),
-    ):
-        if are_given:
-            raise InputError(f"--{flags[0]} cannot be combined with --{flags[1]}. Remove one of these flags.")
+    """Checks that a model has only one kind of initial weights and one objective."""
+    given = {
+        "--bigram_init": data_args.bigram_init,
+        "--teacher_name_or_path": model_args.teacher_name_or_path is not None,
+        "--objective electra": data_args.objective == "electra",
+        "--model_name_or_path": model_args.model_name_or_path is not None and data_args.bigram_init,
+    }
+    flags = [flag for flag, is_given in given.items() if is_given]
+    if len(flags) > 1:
+        raise InputError(f"{flags[0]} cannot be combined with {flags[1]}. Remove one of these flags.")
 
 
 def _adapt_config(

@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER
-from snugbert.files import LOCK_NAME, MANIFEST_NAME, LockTaken, holds_lock, lock_file
+from snugbert.files import LOCK_NAME, MANIFEST_NAME, holds_lock, lock_file
 from snugbert.progress import format_bytes
 from snugbert.reports.plots import remove_plots
 from snugbert.storage.uploads import RemoteOutput, download_checkpoint, find_output
@@ -64,26 +64,12 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     with ExitStack() as stack:
         with raise_together():
             if training_args.should_save and not is_locked:
-                _lock(output_dir, stack)
+                stack.enter_context(lock_file(output_dir / LOCK_NAME, LOCK_SECONDS))
                 if output is not None and not is_dry_run:
                     stack.enter_context(run_in_store(output))
                 elif output is not None and output.download():
                     stack.callback(output.clear)
         yield
-
-
-def _lock(output_dir: Path, stack: ExitStack) -> None:
-    try:
-        stack.enter_context(lock_file(output_dir / LOCK_NAME, LOCK_SECONDS))
-    except LockTaken as holder:
-        raise InputError(
-            f"--output_dir: {holder} is running in {output_dir}. Wait until that process ends, or choose another "
-            "folder."
-        ) from holder
-    except OSError as error:
-        raise InputError(
-            f"--output_dir: cannot write to {output_dir} ({error.strerror}). Choose another folder."
-        ) from error
 
 
 @contextmanager
@@ -124,7 +110,8 @@ def check_output_dir(args: TrainingArguments) -> str | None:
                     f"--resume_from_checkpoint true: {output_dir} contains a run, but no complete checkpoint. {remedy}"
                 )
             raise InputError(
-                f"--output_dir: {output_dir} already contains a run. Resume it (--resume_from_checkpoint true). {remedy}"
+                f"--output_dir: {output_dir} already contains a run. To resume it, add --resume_from_checkpoint true. "
+                f"{remedy}"
             )
     return checkpoint
 

@@ -134,11 +134,10 @@ class CheckpointUploads(TrainerCallback):
         """Called by Trainer after a checkpoint."""
         if self._output is not None:
             self._next.cancel()  # has no effect after its begin. Before, the new upload includes its checkpoint
-            self._next = self._pool.submit(_try_to_upload, self._output)
+            self._next = self._pool.submit(self._upload, self._output)
 
-
-def _try_to_upload(output: RemoteOutput) -> None:
-    try:
-        output.upload_checkpoints()
-    except Exception as error:  # training goes on
-        logger.warning("%s The upload will be retried at the next checkpoint.", error)
+    def _upload(self, output: RemoteOutput) -> None:
+        try:
+            output.upload_checkpoints()
+        except Exception as error:  # training goes on
+            logger.warning("%s The upload will be retried at the next checkpoint.", error)
