@@ -173,9 +173,7 @@ def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
         if time.monotonic() >= deadline:
             with suppress(FileNotFoundError):  # that process has just ended
                 holder = file.read_text() or "another process"
-                raise InputError(
-                    f"{holder} has locked {file}. Wait until that process ends, or choose another output."
-                )
+                raise InputError(f"{holder} has locked {file}. Wait until it ends, or choose another output.")
         time.sleep(0.05)
     with suppress(OSError):  # only for the message
         os.truncate(descriptor, 0)

@@ -91,13 +91,13 @@ class RemoteOutput:
         """
         url = join(self.url, LOCK_NAME)
         process = f"process {os.getpid()} on {platform.node()}"
-        if not write_new(url, f"{self.owner} {process}".encode()):
-            owner, _, holder = read_bytes(url).decode(errors="replace").partition(" ")
-            if owner != self.owner:
-                raise InputError(
-                    f"--output_dir: {holder} is running in {self}. Wait until that process ends, or choose another "
-                    f"folder. If that process was killed, remove {hide_credentials(url)}."
-                )
+        stored = write_new(url, f"{self.owner} {process}".encode()).decode(errors="replace")
+        owner, _, holder = stored.partition(" ")
+        if owner != self.owner:
+            raise InputError(
+                f"--output_dir: {holder} is running in {self}. Wait until that process ends, or choose another "
+                f"folder. If that process was killed, remove {hide_credentials(url)}."
+            )
         try:
             yield
         finally:

@@ -67,6 +67,7 @@ class RunTrainer(Trainer):
     checks_output_dir = False  # whether the next call of `train` refuses an output folder with another run
     passes_to_repay_compiling = COMPILE_PASSES  # see [`Compilation`]
     _best_step: int | None = None  # step of the best model, after it was loaded at the end
+    _verified: str | None = None  # the checkpoint that a command has checked
     model: Any
     data_collator: Any
     lr_scheduler: Any
@@ -140,12 +141,13 @@ class RunTrainer(Trainer):
             self.pop_callback(callback)
             self.add_callback(callback)
         with lock_output_dir(self.args):
-            checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
+            checkpoint = self._verified or find_checkpoint(self.args, resume_from_checkpoint)
             if resume_from_checkpoint and checkpoint is None:
                 raise InputError(
                     f"resume_from_checkpoint: {self.args.output_dir} contains no complete checkpoint. To start a new "
                     "run, omit the argument."
                 )
+            self._verified = None  # a later call checks its checkpoint itself
             state = TrainerState() if checkpoint is None else read_state(checkpoint)
             if checkpoint is not None:
                 logger.info("resuming from %s", Path(checkpoint).name)
@@ -177,7 +179,7 @@ class RunTrainer(Trainer):
 
     def train_and_save(self, checkpoint: str | None) -> dict[str, float]:
         """Trains for a command, and saves the model, the metrics and the state. Returns the metrics."""
-        self.checks_output_dir = False  # the command has checked the folder
+        self._verified, self.checks_output_dir = checkpoint, False
         metrics = self.train(resume_from_checkpoint=checkpoint).metrics
         raise_if_interrupted(self)
         self.save_model(_internal_call=True)  # an external call would push before the card is written

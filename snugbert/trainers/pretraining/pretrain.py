@@ -62,7 +62,6 @@ from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, lock_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
-from snugbert.trainers.run.run_settings import check_run_settings
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +118,6 @@ def pretrain(
             _check_training(model, training_args)
         data = prepare_data()
         initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
-        if checkpoint is not None:  # the trainer compares all other settings
-            data_settings = None if data_args.allow_changed_data else data.settings
-            check_run_settings(checkpoint, PretrainingTrainer.kind, initial_weights, data_settings)
         is_new = model_args.model_name_or_path is None and data_args.objective != "electra"
         if is_new and data.phases and data.train_corpus is not None:
             logger.info("recipe: %s", describe_recipe(config, data.train_corpus.num_tokens))
@@ -141,6 +137,7 @@ def pretrain(
             data_collator=collator,
             processing_class=tokenizer,
             data_settings=data.settings,
+            allow_changed_data=data_args.allow_changed_data,
             command_settings=initial_weights,
             teacher=teacher,
         )
@@ -327,7 +324,16 @@ def _run(trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epoch
     args, output_dir = trainer.args, Path(trainer.args.output_dir or "")
     if args.do_train:
         trained = trainer.train_and_save(checkpoint)
-    metrics, baselines = _evaluate(trainer, data)
+    metrics: dict[str, float] = {}
+    baselines: dict[str, float] = {}  # the metrics of trivial predictions
+    if data.validation is not None:
+        baselines = compute_baselines(data.validation, data.train_corpus)
+        evaluated = trainer.evaluate()
+        if "eval_replaced" in evaluated:
+            baselines |= detection_baseline(evaluated["eval_replaced"])
+        evaluated |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
+        trainer.save_metrics("eval", evaluated)
+        metrics = {name.removeprefix("eval_"): value for name, value in evaluated.items()}
     if args.local_process_index == 0:
         shutil.rmtree(epochs_dir, ignore_errors=True)
     if args.should_save:
@@ -343,19 +349,3 @@ def _run(trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epoch
         print("", *(f"{name:<12}{file}" for name, file in files.items() if file.exists()), sep="\n")
     if args.do_train and args.push_to_hub:
         trainer.push_to_hub()
-
-
-def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float], dict[str, float]]:
-    """Saves and returns the metrics on the validation text, and returns the metrics of trivial predictions.
-
-    Both are empty without validation text.
-    """
-    if data.validation is None:
-        return {}, {}
-    baselines = compute_baselines(data.validation, data.train_corpus)
-    metrics = trainer.evaluate()
-    if "eval_replaced" in metrics:
-        baselines |= detection_baseline(metrics["eval_replaced"])
-    metrics |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
-    trainer.save_metrics("eval", metrics)
-    return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines

@@ -54,8 +54,7 @@ class HubUploads(TrainerCallback):
                 copy = output_dir / file.relative_to(checkpoint)
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copy(file, copy)
-        if trainer.write_card is not None:
-            trainer.write_card()
+        trainer.write_card()
         hub = HfApi(token=args.hub_token)
         repository = {"repo_id": trainer.hub_model_id, "revision": args.hub_revision}
         upload: Any = partial(hub.upload_folder, **repository, run_as_future=True)
