@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import iglob
 from pathlib import Path
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 OUTPUTS = "outputs"
 # Uploaded last, in this order.
-MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
+MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json", MANIFEST_NAME)
 OWNER = "_owner"  # on this machine: a random name of the local folder
 WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
 
@@ -150,36 +150,35 @@ class RemoteOutput:
             local = {split_checkpoint(name)[0] for name in manifests if not is_unfinished(name)}
             local.discard("")  # a folder of the user, such as `checkpoint-best`
             for name in sorted(local, key=step_of, reverse=True):
-                self._upload_checkpoint(self.folder / name)
+                self._upload_checkpoint(name)
             stored = [name for name in list_files(self.url) if split_checkpoint(name)[0]]
-            gone = [name for name in stored if not (self.folder / split_checkpoint(name)[0]).is_dir()]
-            for name in sorted(gone, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
-                remove(join(self.url, name))
+            self._replace(name for name in stored if not (self.folder / split_checkpoint(name)[0]).is_dir())
 
-    def _upload_checkpoint(self, checkpoint: Path) -> None:
-        """Uploads a checkpoint, unless the store has it. The manifest is uploaded last, and removed first."""
-        manifest = checkpoint / MANIFEST_NAME
+    def _upload_checkpoint(self, checkpoint: str) -> None:
+        """Uploads a checkpoint, unless the store has it."""
+        folder = self.folder / checkpoint
+        manifest = folder / MANIFEST_NAME
         with suppress(FileNotFoundError):
             if read_bytes(self.url_of(manifest)) == manifest.read_bytes():
                 return
-        remove(self.url_of(manifest))
-        for name in list_files(self.url_of(checkpoint)):  # of a checkpoint that was replaced
-            remove(self.url_of(checkpoint / name))
-        files = [path for path in checkpoint.rglob("*") if path.is_file() and path != manifest]
-        for file in (*files, manifest):
-            upload(file, self.url_of(file))
+        files = [path.relative_to(self.folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        self._replace([f"{checkpoint}/{name}" for name in list_files(self.url_of(folder))], files)
 
     def upload(self) -> None:
         """Uploads new and changed files, after removing what was deleted or changed. Skips checkpoints."""
         now = self._list_files()
-        changed = sorted((name for name in now if now[name] != self._downloaded.get(name)), key=_rank)
-        for name in sorted(filter(_is_uploaded, list_files(self.url)), key=_rank, reverse=True):
-            if name not in now or name in changed:
-                remove(join(self.url, name))
-        for name in changed:
-            upload(self.folder / name, join(self.url, name))
+        changed = [name for name in now if now[name] != self._downloaded.get(name)]
+        stored = filter(_is_uploaded, list_files(self.url))
+        self._replace((name for name in stored if name not in now or name in changed), changed)
         if changed:
             print(f"uploaded {format_count(len(changed), 'file')} to {self}", file=sys.stderr)
+
+    def _replace(self, old: Iterable[str], new: Iterable[str] = ()) -> None:
+        """Removes old files from the store, and uploads new files. `MARKS` are removed first and uploaded last."""
+        for name in sorted(old, key=_rank, reverse=True):
+            remove(join(self.url, name))
+        for name in sorted(new, key=_rank):
+            upload(self.folder / name, join(self.url, name))
 
     def _list_files(self) -> dict[str, tuple[int, int]]:
         """Returns size and time of each file that is uploaded, except for checkpoints."""

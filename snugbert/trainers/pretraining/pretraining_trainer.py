@@ -78,8 +78,7 @@ class PretrainingTrainer(RunTrainer):
     new examples and masks in every epoch.
 
     - All losses are exact: their denominators are the labeled tokens, the sentence pairs and the tokens of the whole
-      batch, over all accumulated batches and processes. Only a collator of your own may draw other masks if batches
-      are split differently.
+      batch, over all accumulated batches and processes.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - The output folder gets the log, `metrics.jsonl`, its plot, `training.png`, and the model card, `README.md`. A

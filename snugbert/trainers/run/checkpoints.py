@@ -115,9 +115,8 @@ class RunCheckpoints(TrainerCallback):
     def write(self, args: TrainingArguments, state: TrainerState, checkpoint: Path, whole: bool) -> Iterator[None]:
         """Makes `checkpoint` appear after the block, complete and on the disk. Then removes old checkpoints.
 
-        In the block, Trainer writes the checkpoint into `args.output_dir`, which is a temporary folder, and pushes
-        nothing. Every process must call this. A full disk raises an [`InputError`]. If `whole`, the checkpoint
-        contains the optimizer even with `save_only_model`.
+        In the block, `args.output_dir` is a temporary folder, and nothing is pushed. Every process must call this. If
+        `whole`, the checkpoint contains the optimizer even with `save_only_model`.
         """
         output_dir, folder = checkpoint.parent, checkpoint.parent / UNFINISHED_CHECKPOINT
         before = {name: getattr(args, name) for name in ("output_dir", "push_to_hub", "save_only_model")}
@@ -198,10 +197,7 @@ def locate_best(state: TrainerState, output_dir: Path) -> None:
 
 
 def _forget_best(checkpoint: Path) -> None:
-    """Removes the path of the best checkpoint from the state of a checkpoint, because the folder may move.
-
-    [`RunCheckpoints`] locates the best checkpoint by its step. Trainer would warn about a missing path.
-    """
+    """Removes the path of the best checkpoint, which may move, from a state. [`locate_best`] needs only its step."""
     state = read_state(checkpoint)
     if state.best_model_checkpoint is not None:
         state.best_model_checkpoint = None

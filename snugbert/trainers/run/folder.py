@@ -76,8 +76,7 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
 def run_in_store(output: RemoteOutput) -> Iterator[None]:
     """Locks the folder in the store, downloads its files, and uploads everything after the block.
 
-    After an error in the block, only the checkpoints are in the store. All other files stay in the local folder, for
-    the next start.
+    After an error, only the checkpoints are in the store. All other files stay in the local folder.
     """
     with output.lock():
         output.download()
@@ -185,10 +184,7 @@ def remove_generator(output_dir: Path) -> None:
 
 
 def remove_run(output_dir: Path) -> None:
-    """Removes the checkpoints and results of a run. Its model stays until a new model replaces it.
-
-    ELECTRA's generator is removed, too, because a model of another kind would not replace it.
-    """
+    """Removes the checkpoints and results of a run. Its model stays until a new one replaces it, its generator not."""
     remove_plots(output_dir)
     shutil.rmtree(output_dir / UNFINISHED_CHECKPOINT, ignore_errors=True)
     remove_generator(output_dir)

@@ -119,9 +119,8 @@ def _format_metric(name: str, value: float) -> str:
 class Reports:
     """Names the run, and sends scores and plots at the end. Only the main process reports.
 
-    A run has the same name in all reports: `run_name` or the name of the output folder, followed by the start time. It
-    is TensorBoard's folder in `output_dir/runs`, the id in W&B, and the name in Trackio. Checkpoints store it, so a
-    resumed run continues its report.
+    A run has the same name in all reports: `run_name` or the name of the output folder, followed by the start time.
+    Checkpoints store it, so a resumed run continues its report.
     """
 
     _own_wandb_runs: set[str] = set()  # ids of the runs that this process opened

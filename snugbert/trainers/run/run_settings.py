@@ -124,12 +124,8 @@ class RunSettings(TrainerCallback):
         self.report_change(f"after step {done:,}: {now:,} steps instead of {before:,}")
 
 
-def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Collects the settings of a run that must not change when it resumes, as JSON values.
-
-    The number of steps may change. The batch and the examples are compared elsewhere. `names`
-    are further training arguments.
-    """
+def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Collects the settings that must not change when a run resumes, and the arguments `names`, as JSON values."""
     settings = {f"--{name}": getattr(args, name) for name in (*TRAINING_SETTINGS, *names)}
     if config is not None:
         settings |= {name: getattr(config, name, None) for name in MODEL_SETTINGS}

@@ -41,11 +41,8 @@ class StopSignal(TrainerCallback):
       written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
     All processes stop after the same step. On a GPU, the host reads the signal and the loss one step late, so that it
-    never waits for the GPU within a step. A stopped run then takes one step more. A run that diverges has already
-    taken the bad step, so the weights in memory are not finite either. They are never logged, evaluated or saved,
-    because the host first waits for the last report.
-
-    It is the last callback, so that it can cancel checkpoints that other callbacks request.
+    never waits for the GPU within a step. Weights after a bad step are never logged, evaluated or saved, because the
+    host first waits for the last report. It is the last callback, so that it can cancel checkpoints.
     """
 
     def __init__(self, trainer: Any):
