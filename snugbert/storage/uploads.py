@@ -30,9 +30,8 @@ from snugbert.files import (
     step_of,
     write_atomically,
 )
-from snugbert.storage.inputs import announce_copy, check_names, is_unfinished, serves_only_its_run, work_folder
+from snugbert.storage.inputs import download_files, is_unfinished, serves_only_its_run, work_folder
 from snugbert.storage.urls import (
-    download,
     find_entry,
     hide_credentials,
     join,
@@ -123,13 +122,13 @@ class RemoteOutput:
         with suppress(FileNotFoundError):
             if read_bytes(join(self.url, WRITER)).decode() == self.owner:
                 return False
-        entries = list_files(self.url)
-        check_names(entries, self.url)
-        names = [name for name in entries if _is_uploaded(name) or split_checkpoint(name)[1] == MANIFEST_NAME]
-        announce_copy(self.url, {name: entries[name] for name in names})
+        entries = {
+            name: entry
+            for name, entry in list_files(self.url).items()
+            if _is_uploaded(name) or split_checkpoint(name)[1] == MANIFEST_NAME
+        }
         self._remove_files()
-        for name in names:
-            download(join(self.url, name), self.folder / name, entries[name])
+        download_files(self.url, entries, self.folder)
         self._downloaded = self._list_files()
         return True
 
@@ -220,15 +219,12 @@ def download_checkpoint(checkpoint: Path) -> None:
     if output is None:
         return
     entries = list_files(output.url_of(checkpoint))
-    check_names(entries, str(output))
     if MANIFEST_NAME not in entries:
         return
-    stored = output.url_of(manifest)
-    if manifest.exists() and manifest.read_bytes() != read_bytes(stored):  # the local copy may be newer
-        return
-    for name, entry in entries.items():
-        if not (checkpoint / name).exists():
-            download(output.url_of(checkpoint / name), checkpoint / name, entry)
+    # The local copy may be newer.
+    if not manifest.exists() or manifest.read_bytes() == read_bytes(output.url_of(manifest)):
+        missing = {name: entry for name, entry in entries.items() if not (checkpoint / name).exists()}
+        download_files(output.url_of(checkpoint), missing, checkpoint)
 
 
 def choose_output(url: str) -> Path:
