@@ -141,13 +141,14 @@ class RunTrainer(Trainer):
             self.pop_callback(callback)
             self.add_callback(callback)
         with lock_output_dir(self.args):
-            checkpoint = self._verified or find_checkpoint(self.args, resume_from_checkpoint)
+            checkpoint = self._verified
+            if resume_from_checkpoint != checkpoint:
+                checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             if resume_from_checkpoint and checkpoint is None:
                 raise InputError(
                     f"resume_from_checkpoint: {self.args.output_dir} contains no complete checkpoint. To start a new "
                     "run, omit the argument."
                 )
-            self._verified = None  # a later call checks its checkpoint itself
             state = TrainerState() if checkpoint is None else read_state(checkpoint)
             if checkpoint is not None:
                 logger.info("resuming from %s", Path(checkpoint).name)
