@@ -17,9 +17,9 @@ from snugbert.cli.model_arguments import ModelArguments
 from snugbert.evaluation.held_out_text import score_examples
 from snugbert.evaluation.minimal_pairs import MinimalPair, score_pairs
 from snugbert.families.loading import load_config, load_model
+from snugbert.files import step_of
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_trainer import RECORD_NAME
-from snugbert.trainers.run.checkpoints import step_of
 
 EVAL_BATCH_SIZE = 64
 

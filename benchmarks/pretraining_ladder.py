@@ -54,6 +54,7 @@ from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import count_characters
 from snugbert.evaluation.minimal_pairs import BAD, GOOD, read_pairs
 from snugbert.families.loading import load_tokenizer
+from snugbert.files import step_of
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -63,7 +64,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingDataArguments,
 )
 from snugbert.trainers.pretraining.scores import unigram_baseline
-from snugbert.trainers.run.checkpoints import list_checkpoints, step_of
+from snugbert.trainers.run.checkpoints import list_checkpoints
 
 POINTS = 5  # evaluated checkpoints per run
 LOG_LINES = 100  # per run

@@ -38,7 +38,7 @@ from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretra
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.pretraining.training_log import training_flops
+from snugbert.trainers.pretraining.training_log import count_batch
 
 NAMES = {"ours": "SnugBERT", "stock": "stock BERT"}
 COLORS = {"ours": "#d9480f", "stock": "#2b6cb0"}
@@ -103,7 +103,7 @@ def run_side(side: str, args: argparse.Namespace) -> None:
 
     def collate(examples: list[Batch]) -> Batch:
         batch = pack(examples)
-        costs.append((batch["input_ids"].numel(), training_flops(ours.config, batch)))
+        costs.append((batch["input_ids"].numel(), count_batch(batch, ours.config)[-1].item()))
         return batch if side == "ours" else pad_batch(batch, tokenizer.pad_token_id)
 
     settings: dict[str, Any] = {

@@ -15,26 +15,17 @@ WIDEST_VALUE = 40  # characters of a value in a message
 
 
 def make_record(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the record to store, as JSON values.
-
-    Args:
-        kind: what is written, such as "pretraining" or "sweep".
-        settings: everything that determines the result, by the name that a message shows.
-    """
+    """Returns the record to store, as JSON values. `kind` is what is written, such as "pretraining" or "sweep"."""
     import snugbert
 
     return json.loads(json.dumps({"kind": kind, "version": snugbert.__version__, "settings": dict(settings)}))
 
 
 def check_continuation(record: Any, kind: str, settings: Mapping[str, Any], place: str, remedy: str) -> None:
-    """Checks that a command may continue what an earlier command began.
+    """Checks that a command with these settings may continue what the earlier command with this record began.
 
-    Args:
-        record: the stored record, from [`make_record`].
-        kind: see [`make_record`].
-        settings: the settings of this command. A dictionary as a value is compared entry by entry.
-        place: the flag and the file or folder, for the message.
-        remedy: what to do instead, for the message.
+    A dictionary as a value is compared entry by entry. The message begins with the `place`, such as a flag and a
+    folder, and ends with the `remedy`.
     """
     current = make_record(kind, settings)
     now = current["settings"]

@@ -137,6 +137,11 @@ MANIFEST_NAME = "manifest.json"  # of a checkpoint: sizes and checksums of its f
 CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)", re.ASCII)
 
 
+def step_of(checkpoint: str | Path) -> int:
+    """Returns the step in the name of a folder `checkpoint-<step>`."""
+    return int(str(checkpoint).rpartition("-")[2])
+
+
 def split_checkpoint(name: str) -> tuple[str, str]:
     """Splits the name of a file into the checkpoint that contains it, and the rest. Both are empty if there is none.
 
@@ -154,24 +159,21 @@ def split_checkpoint(name: str) -> tuple[str, str]:
 _held: dict[Path, int] = {}  # the files that this process has locked, and their descriptors
 
 
-class LockTaken(Exception):
-    """Another process holds a lock. The message names that process."""
-
-
 @contextmanager
 def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
     """Locks a file during the block, so that only one process at a time runs a block with the same file.
 
     The operating system releases the lock when the process ends, even if it is killed while its forked workers run,
     which is why filelock is not used. The file is removed at the end of the block. A killed process leaves it, and the
-    next process locks it. After waiting `seconds` for another process, the error is a [`LockTaken`].
+    next process locks it. After waiting `seconds` for another process, an [`InputError`] names that process.
     """
     file = file.parent.resolve() / file.name
     deadline = time.monotonic() + seconds
     while (descriptor := _try_lock(file)) is None:
         if time.monotonic() >= deadline:
             with suppress(FileNotFoundError):  # that process has just ended
-                raise LockTaken(file.read_text() or "another process")
+                holder = file.read_text() or "another process"
+                raise InputError(f"{holder} has locked {file}. Wait until it ends, or choose another output.")
         time.sleep(0.05)
     with suppress(OSError):  # only for the message
         os.truncate(descriptor, 0)

@@ -17,21 +17,14 @@ def is_terminal() -> bool:
 class Progress(tqdm):
     """Shows how much of some work is done, and the remaining time. Use it in a `with` block.
 
-    Args:
-        name: what the command is doing, for example "preparing".
-        total: size of the whole work. None if it is unknown.
-        unit: what `total` counts, for example "rows". Sizes in "bytes" are shown as kB, MB and so on.
-        done: how much was done earlier. The percentage includes this amount, but the speed does not.
-        show: whether to show anything.
-
-    Attributes:
-        counts: other counts to show, such as {"documents": 5}.
+    `name` is what the command is doing, such as "preparing". `unit` is what `total` counts, such as "rows". Sizes in
+    "bytes" are shown as kB, MB and so on. The speed does not include what was `done` earlier.
     """
 
     n: int  # how much is done
 
     def __init__(self, name: str, total: int | None, unit: str, done: int = 0, show: bool = True):
-        self.counts = Counter[str]()
+        self.counts = Counter[str]()  # other counts to show, such as {"documents": 5}
         self._is_bar = is_terminal()
         scale: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "bytes" else {"unit": f" {unit}"}
         if not self._is_bar:

@@ -33,7 +33,7 @@ from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import map_in_order
 from snugbert.errors import InputError, format_count
 from snugbert.families.reading import fetch_checkpoint
-from snugbert.files import LockTaken, explaining_failed_writes, lock_file, read_json, write_atomically
+from snugbert.files import explaining_failed_writes, lock_file, read_json, write_atomically
 from snugbert.prediction.formats import Format, make_format
 from snugbert.prediction.make_predictor import make_predictor
 from snugbert.prediction.prediction_arguments import PredictionArguments
@@ -160,13 +160,8 @@ def _partial(output: Path, suffix: str = "") -> Path:
 @contextmanager
 def _open_partial(output: Path) -> Iterator[IO[bytes]]:
     """Opens the partial output, and keeps other processes from writing it."""
-    try:
-        with lock_file(_partial(output, ".lock"), seconds=0), _partial(output).open("ab") as stream:
-            yield stream
-    except LockTaken as holder:
-        raise InputError(
-            f"--output_file: {holder} is writing {_partial(output)}. Wait until that process ends."
-        ) from holder
+    with lock_file(_partial(output, ".lock"), seconds=0), _partial(output).open("ab") as stream:
+        yield stream
 
 
 def _list_settings(args: PredictionArguments, folder: Path, source: Path) -> dict[str, Any]:

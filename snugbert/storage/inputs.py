@@ -56,26 +56,26 @@ def stage(url: str, flag: str) -> list[Path]:
 
 def _copy(url: str, entries: Mapping[str, Entry]) -> Path:
     """Copies a folder with the given files, or the file `url`, whose name in `entries` is empty."""
-    check_names(entries, url)
     place = work_folder() / STAGED / hash_json([url, entries])
     copy = place / Path(*name_parts(url)[-2:])  # with the folder, because results show it: `sst2/train.csv`
     unfinished = place / "_unfinished" / copy.name
     with lock_file(place / LOCK):
         if not copy.exists():
-            announce_copy(url, entries)
             shutil.rmtree(unfinished.parent, ignore_errors=True)
-            urls = {name: join(url, name) if name else url for name in entries}
-            ask_together(lambda name: download(urls[name], unfinished / name, entries[name]), entries)
+            download_files(url, entries, unfinished)
             copy.parent.mkdir(parents=True, exist_ok=True)
             unfinished.rename(copy)
     return copy
 
 
-def announce_copy(url: str, entries: Mapping[str, Entry]) -> None:
-    """Prints a line on standard error if copying files takes long."""
+def download_files(url: str, entries: Mapping[str, Entry], folder: Path) -> None:
+    """Copies files from the folder `url`. An empty name is the file `url` itself. Prints a line if this takes long."""
+    check_names(entries, url)
     size = sum(entry.size for entry in entries.values())
     if size > LARGE:
         print(f"copying {hide_credentials(url)} ({format_bytes(size)})", file=sys.stderr)
+    urls = {name: join(url, name) if name else url for name in entries}
+    ask_together(lambda name: download(urls[name], folder / name, entries[name]), entries)
 
 
 def check_names(names: Iterable[str], url: str) -> None:

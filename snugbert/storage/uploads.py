@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import iglob
 from pathlib import Path
@@ -24,15 +24,14 @@ from snugbert.errors import InputError, format_count
 from snugbert.files import (
     LOCK_NAME,
     MANIFEST_NAME,
-    LockTaken,
     hash_json,
     lock_file,
     split_checkpoint,
+    step_of,
     write_atomically,
 )
-from snugbert.storage.inputs import announce_copy, check_names, is_unfinished, serves_only_its_run, work_folder
+from snugbert.storage.inputs import download_files, is_unfinished, serves_only_its_run, work_folder
 from snugbert.storage.urls import (
-    download,
     find_entry,
     hide_credentials,
     join,
@@ -49,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 OUTPUTS = "outputs"
 # Uploaded last, in this order.
-MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
+MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json", MANIFEST_NAME)
 OWNER = "_owner"  # on this machine: a random name of the local folder
 WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
 
@@ -91,13 +90,13 @@ class RemoteOutput:
         """
         url = join(self.url, LOCK_NAME)
         process = f"process {os.getpid()} on {platform.node()}"
-        if not write_new(url, f"{self.owner} {process}".encode()):
-            owner, _, holder = read_bytes(url).decode(errors="replace").partition(" ")
-            if owner != self.owner:
-                raise InputError(
-                    f"--output_dir: {holder} is running in {self}. Wait until that process ends, or choose another "
-                    f"folder. If that process was killed, remove {hide_credentials(url)}."
-                )
+        stored = write_new(url, f"{self.owner} {process}".encode()).decode(errors="replace")
+        owner, _, holder = stored.partition(" ")
+        if owner != self.owner:
+            raise InputError(
+                f"--output_dir: {holder} is running in {self}. Wait until that process ends, or choose another "
+                f"folder. If that process was killed, remove {hide_credentials(url)}."
+            )
         try:
             yield
         finally:
@@ -123,13 +122,13 @@ class RemoteOutput:
         with suppress(FileNotFoundError):
             if read_bytes(join(self.url, WRITER)).decode() == self.owner:
                 return False
-        entries = list_files(self.url)
-        check_names(entries, self.url)
-        names = [name for name in entries if _is_uploaded(name) or split_checkpoint(name)[1] == MANIFEST_NAME]
-        announce_copy(self.url, {name: entries[name] for name in names})
+        entries = {
+            name: entry
+            for name, entry in list_files(self.url).items()
+            if _is_uploaded(name) or split_checkpoint(name)[1] == MANIFEST_NAME
+        }
         self._remove_files()
-        for name in names:
-            download(join(self.url, name), self.folder / name, entries[name])
+        download_files(self.url, entries, self.folder)
         self._downloaded = self._list_files()
         return True
 
@@ -149,37 +148,36 @@ class RemoteOutput:
             manifests = iglob(f"**/checkpoint-*/{MANIFEST_NAME}", root_dir=self.folder, recursive=True)
             local = {split_checkpoint(name)[0] for name in manifests if not is_unfinished(name)}
             local.discard("")  # a folder of the user, such as `checkpoint-best`
-            for name in sorted(local, key=_read_step, reverse=True):
-                self._upload_checkpoint(self.folder / name)
+            for name in sorted(local, key=step_of, reverse=True):
+                self._upload_checkpoint(name)
             stored = [name for name in list_files(self.url) if split_checkpoint(name)[0]]
-            gone = [name for name in stored if not (self.folder / split_checkpoint(name)[0]).is_dir()]
-            for name in sorted(gone, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
-                remove(join(self.url, name))
+            self._replace(name for name in stored if not (self.folder / split_checkpoint(name)[0]).is_dir())
 
-    def _upload_checkpoint(self, checkpoint: Path) -> None:
-        """Uploads a checkpoint, unless the store has it. The manifest is uploaded last, and removed first."""
-        manifest = checkpoint / MANIFEST_NAME
+    def _upload_checkpoint(self, checkpoint: str) -> None:
+        """Uploads a checkpoint, unless the store has it."""
+        folder = self.folder / checkpoint
+        manifest = folder / MANIFEST_NAME
         with suppress(FileNotFoundError):
             if read_bytes(self.url_of(manifest)) == manifest.read_bytes():
                 return
-        remove(self.url_of(manifest))
-        for name in list_files(self.url_of(checkpoint)):  # of a checkpoint that was replaced
-            remove(self.url_of(checkpoint / name))
-        files = [path for path in checkpoint.rglob("*") if path.is_file() and path != manifest]
-        for file in (*files, manifest):
-            upload(file, self.url_of(file))
+        files = [path.relative_to(self.folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        self._replace([f"{checkpoint}/{name}" for name in list_files(self.url_of(folder))], files)
 
     def upload(self) -> None:
         """Uploads new and changed files, after removing what was deleted or changed. Skips checkpoints."""
         now = self._list_files()
-        changed = sorted((name for name in now if now[name] != self._downloaded.get(name)), key=_rank)
-        for name in sorted(filter(_is_uploaded, list_files(self.url)), key=_rank, reverse=True):
-            if name not in now or name in changed:
-                remove(join(self.url, name))
-        for name in changed:
-            upload(self.folder / name, join(self.url, name))
+        changed = [name for name in now if now[name] != self._downloaded.get(name)]
+        stored = filter(_is_uploaded, list_files(self.url))
+        self._replace((name for name in stored if name not in now or name in changed), changed)
         if changed:
             print(f"uploaded {format_count(len(changed), 'file')} to {self}", file=sys.stderr)
+
+    def _replace(self, old: Iterable[str], new: Iterable[str] = ()) -> None:
+        """Removes old files from the store, and uploads new files. `MARKS` are removed first and uploaded last."""
+        for name in sorted(old, key=_rank, reverse=True):
+            remove(join(self.url, name))
+        for name in sorted(new, key=_rank):
+            upload(self.folder / name, join(self.url, name))
 
     def _list_files(self) -> dict[str, tuple[int, int]]:
         """Returns size and time of each file that is uploaded, except for checkpoints."""
@@ -212,10 +210,6 @@ def _rank(name: str) -> tuple[int, str]:
     return (MARKS.index(last) if last in MARKS else -1, name)
 
 
-def _read_step(checkpoint: str) -> int:
-    return int(checkpoint.rpartition("-")[2])
-
-
 def download_checkpoint(checkpoint: Path) -> None:
     """Downloads the files of a checkpoint that are missing on this machine. Without a store, changes nothing.
 
@@ -225,15 +219,12 @@ def download_checkpoint(checkpoint: Path) -> None:
     if output is None:
         return
     entries = list_files(output.url_of(checkpoint))
-    check_names(entries, str(output))
     if MANIFEST_NAME not in entries:
         return
-    stored = output.url_of(manifest)
-    if manifest.exists() and manifest.read_bytes() != read_bytes(stored):  # the local copy may be newer
-        return
-    for name, entry in entries.items():
-        if not (checkpoint / name).exists():
-            download(output.url_of(checkpoint / name), checkpoint / name, entry)
+    # The local copy may be newer.
+    if not manifest.exists() or manifest.read_bytes() == read_bytes(output.url_of(manifest)):
+        missing = {name: entry for name, entry in entries.items() if not (checkpoint / name).exists()}
+        download_files(output.url_of(checkpoint), missing, checkpoint)
 
 
 def choose_output(url: str) -> Path:
@@ -252,22 +243,19 @@ def find_output(path: str | Path | None) -> RemoteOutput | None:
 
 def write_output(output: RemoteOutput, run: Callable[[], object]) -> None:
     """Runs a command that writes a local folder, and uploads the folder."""
-    try:
-        with lock_file(output.folder / LOCK_NAME, seconds=0):
-            with output.lock():
-                if not output.download():
-                    raise InputError(
-                        f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose "
-                        "another folder."
-                    )
-                run()
-                try:
-                    output.upload()
-                except InputError as error:
-                    raise InputError(f"{error} Or copy {output.folder}, the whole output, to {output}.") from error
-            output.clear()
-    except LockTaken as holder:
-        raise InputError(f"{output}: {holder} is writing this output. Wait until that process ends.") from holder
+    with lock_file(output.folder / LOCK_NAME, seconds=0):
+        with output.lock():
+            if not output.download():
+                raise InputError(
+                    f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose another "
+                    "folder."
+                )
+            run()
+            try:
+                output.upload()
+            except InputError as error:
+                raise InputError(f"{error} Or copy {output.folder}, the whole output, to {output}.") from error
+        output.clear()
 
 
 def is_stored(file: Path) -> bool:

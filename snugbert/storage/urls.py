@@ -298,8 +298,8 @@ def write_bytes(url: str, data: bytes) -> None:
     _write(url, lambda store, path: store.pipe_file(path, data))
 
 
-def write_new(url: str, data: bytes) -> bool:
-    """Writes a small file unless it exists, and returns whether the file has this content, which names the writer.
+def write_new(url: str, data: bytes) -> bytes:
+    """Writes a small file unless it exists, and returns what it contains.
 
     In a store without conditional writes, two writers that start at the same moment replace each other's file, and the
     first writer may not notice.
@@ -310,7 +310,7 @@ def write_new(url: str, data: bytes) -> bool:
         except InputError:
             if find_entry(url) is None:
                 raise
-    return read_bytes(url) == data
+    return read_bytes(url)
 
 
 def _write(url: str, do: Callable[[Any, str], None]) -> None:

@@ -23,13 +23,15 @@ from torch.utils.data import Subset
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from snugbert.errors import RunStopped, format_count
+from snugbert.files import step_of
 from snugbert.progress import format_bytes, format_duration
-from snugbert.trainers.run.checkpoints import step_of
 from snugbert.trainers.run.folder import check_disk_space
-from snugbert.trainers.run.log import LogLines, count_warmup
+from snugbert.trainers.run.log import LogLines
 from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.trainer import RunTrainer
 
+# The first steps allocate memory. On a GPU, they also compile the model and record CUDA graphs. They are not timed.
+WARMUP_ON_CPU, WARMUP_ON_GPU = 2, 8
 TIMED_STEPS = 24
 LONGEST_SECONDS = 30.0  # of timed steps
 FEWEST_STEPS = 2  # timed, even if they take longer
@@ -43,16 +45,10 @@ def run_dry(
     evaluation_sets: Sequence[Any],
     runs: int = 1,
 ) -> float:
-    """Takes a few steps of each part of a run, prints the plan, and returns the expected seconds of all runs.
+    """Takes a few steps of each part of a run, prints the plan, and returns the expected seconds of all `runs`.
 
-    Every process must call this. The time to start and to read the data is not included.
-
-    Args:
-        parts: make the trainers of consecutive steps from training arguments.
-        args: of the run.
-        checkpoint: the folder to resume from.
-        evaluation_sets: evaluated at the end. The trainer's own `eval_dataset` is also evaluated during training.
-        runs: number of such runs that are left.
+    Every process must call this. The time to start and to read the data is not included. The `parts` make the trainers
+    of consecutive steps. The `evaluation_sets` are evaluated at the end, and the trainer's own also during training.
     """
     done = 0 if checkpoint is None else step_of(Path(checkpoint))
     rows, training, evaluation, evaluations = {}, 0.0, 0.0, 0
@@ -134,7 +130,7 @@ def _time_steps(trainer: RunTrainer) -> float:
     """Trains for a few steps. Returns the seconds of a step."""
     for kind in ("logging", "eval", "save"):
         setattr(trainer.args, f"{kind}_strategy", "no")
-    watch = Stopwatch(count_warmup(trainer.args))
+    watch = Stopwatch(WARMUP_ON_CPU if trainer.args.device.type == "cpu" else WARMUP_ON_GPU)
     trainer.add_callback(watch)
     trainer.stop_signal.writes_checkpoint = False
     for callback in (LogLines, EarlyStoppingCallback):

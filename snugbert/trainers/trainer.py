@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -26,7 +26,7 @@ from snugbert.cli.device_arguments import apply_tf32
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import IgnorePadding
 from snugbert.errors import InputError
-from snugbert.files import explaining_failed_writes, read_json, write_atomically
+from snugbert.files import explaining_failed_writes, read_json, step_of, write_atomically
 from snugbert.gpu.compilation import (
     COMPILE_PASSES,
     Compilation,
@@ -36,7 +36,7 @@ from snugbert.gpu.compilation import (
 )
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.storage.urls import hide_credentials, is_url
-from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints, step_of
+from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints
 from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, wait_for_all
@@ -67,6 +67,7 @@ class RunTrainer(Trainer):
     checks_output_dir = False  # whether the next call of `train` refuses an output folder with another run
     passes_to_repay_compiling = COMPILE_PASSES  # see [`Compilation`]
     _best_step: int | None = None  # step of the best model, after it was loaded at the end
+    _verified: str | None = None  # the checkpoint that a command has checked
     model: Any
     data_collator: Any
     lr_scheduler: Any
@@ -131,7 +132,7 @@ class RunTrainer(Trainer):
         """Extends Trainer's method: locks the output folder, verifies the checkpoint, and stops on a signal."""
         check_weights(self.model)
         if self.checks_output_dir and not resume_from_checkpoint:
-            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
+            resume_from_checkpoint = check_output_dir(self.args)
         self.checks_output_dir = False  # from now on, the folder contains this run
         self._best_step = None
         self.graphs.restart()
@@ -140,7 +141,14 @@ class RunTrainer(Trainer):
             self.pop_callback(callback)
             self.add_callback(callback)
         with lock_output_dir(self.args):
-            checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
+            checkpoint = self._verified
+            if resume_from_checkpoint != checkpoint:
+                checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
+            if resume_from_checkpoint and checkpoint is None:
+                raise InputError(
+                    f"resume_from_checkpoint: {self.args.output_dir} contains no complete checkpoint. To start a new "
+                    "run, omit the argument."
+                )
             state = TrainerState() if checkpoint is None else read_state(checkpoint)
             if checkpoint is not None:
                 logger.info("resuming from %s", Path(checkpoint).name)
@@ -172,6 +180,7 @@ class RunTrainer(Trainer):
 
     def train_and_save(self, checkpoint: str | None) -> dict[str, float]:
         """Trains for a command, and saves the model, the metrics and the state. Returns the metrics."""
+        self._verified, self.checks_output_dir = checkpoint, False
         metrics = self.train(resume_from_checkpoint=checkpoint).metrics
         raise_if_interrupted(self)
         self.save_model(_internal_call=True)  # an external call would push before the card is written
@@ -288,7 +297,7 @@ class RunTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the model without `training_args.bin`. Files follow the umask. A full disk raises [`InputError`]."""
         folder = Path(output_dir or self.args.output_dir or "")
-        with nullcontext() if self.checkpoints.is_writing else explaining_failed_writes(folder, RESUME):
+        with explaining_failed_writes(folder, RESUME):
             super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             # This file is a pickle of all arguments, which contain local paths.
@@ -334,7 +343,7 @@ class RunTrainer(Trainer):
             wait_for_all()
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, 0)
-        self._best_step = step_of(Path(str(self.state.best_model_checkpoint)))
+        self._best_step = step_of(str(self.state.best_model_checkpoint))
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 

@@ -143,15 +143,14 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(faults, bucket, tmp_pa
 
 
 def test_a_file_is_new_for_one_writer(faults, bucket):
-    assert remote_files.write_new(f"{bucket.url}/lock", b"first")
-    assert not remote_files.write_new(f"{bucket.url}/lock", b"second")
+    assert remote_files.write_new(f"{bucket.url}/lock", b"first") == b"first"
+    assert remote_files.write_new(f"{bucket.url}/lock", b"second") == b"first"
     faults.fail("lost", method="PUT", times=1)
-    assert remote_files.write_new(f"{bucket.url}/lost", b"this process")
+    assert remote_files.write_new(f"{bucket.url}/lost", b"this process") == b"this process"
     # Another process writes after the check. rclone ignores the condition, other stores answer 412.
     faults.fail("status", (404, "NoSuchKey"), method="HEAD", times=1)
     faults.fail("status", (412, "PreconditionFailed"), method="PUT", times=1)
-    assert not remote_files.write_new(f"{bucket.url}/lock", b"second")
-    assert remote_files.read_bytes(f"{bucket.url}/lock") == b"first"
+    assert remote_files.write_new(f"{bucket.url}/lock", b"second") == b"first"
 
 
 # --- other URLs -------------------------------------------------------------------------------------------------

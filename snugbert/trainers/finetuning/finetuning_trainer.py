@@ -88,9 +88,6 @@ class FineTuningTrainer(RunTrainer):
         output: the form of the task's logits.
         decisions: thresholds and temperature of the trained model. None if the task chooses neither.
         results: what the model card shows. None: the current results.
-
-    Raises:
-        InputError: a row or a label cannot be used, or an argument does not fit the task or the model.
     """
 
     kind = "fine-tuning"
@@ -175,8 +172,6 @@ class FineTuningTrainer(RunTrainer):
 
         `resume_from_checkpoint` is a folder, or True for the newest checkpoint in `output_dir`. Default: see `args`.
         """
-        if self.train_dataset is None:
-            raise InputError("train_dataset is missing.")
         check_disk_space(self.args, self.model.parameters())
         # Earlier training, or an earlier run of a sweep, may have chosen thresholds and a temperature.
         self.decisions = None

@@ -11,6 +11,7 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
+from snugbert.files import step_of
 from snugbert.reports.plots import draw_learning_curve, draw_reliability, list_plots
 from snugbert.reports.results import RESULTS, RunResults, contains_model, read_results, write_results
 from snugbert.reports.score_tables import format_metric, set_title
@@ -22,7 +23,7 @@ from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArgument
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.settled_arguments import LOWER_IS_BETTER
-from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints, step_of
+from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints
 from snugbert.trainers.run.folder import check_output_dir
 from snugbert.trainers.run.processes import raise_together
 
@@ -53,7 +54,7 @@ def find_start(args: FineTuningArguments) -> Start:
             results = read_results(output_dir / RESULTS) if (output_dir / RESULTS).exists() else {}
     # A run that only scores has no training.
     (finished,) = broadcast_object_list([results if results.get("training") else None])
-    return Start(finished, None if finished else check_output_dir(args, args.overwrite_output_dir))
+    return Start(finished, None if finished else check_output_dir(args))
 
 
 def fine_tune(
@@ -76,7 +77,6 @@ def fine_tune(
     if start.finished is not None:
         _check_finished_run(trainer)
         return start.finished
-    trainer.checks_output_dir = False
     if trains:
         trainer.train_and_save(start.checkpoint)
     results = trainer.collect_results({})

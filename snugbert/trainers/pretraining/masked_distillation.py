@@ -75,16 +75,14 @@ def prepare_teacher(teacher: PreTrainedModel, config: SnugBertConfig, device: to
         logger.info("Teacher and student have different hidden sizes. The loss on hidden states is omitted.")
 
 
-def sum_soft_losses(
-    logits: torch.Tensor, teacher_logits: torch.Tensor, temperature: float = TEMPERATURE
-) -> torch.Tensor:
+def sum_soft_losses(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
     """Adds up the Kullback-Leibler divergences of the student's predictions from the teacher's, in nats.
 
     The sum has the gradient of cross entropy with soft targets, but is 0 if both models agree. It is multiplied by the
     square of the temperature, so that its size does not depend on the temperature (Hinton et al., 2015, section 2).
     For M = 0 it is 0 and has a gradient. *Shape:* (M, V), (M, V) -> ()
     """
-    return _SoftLoss.apply(logits, teacher_logits.detach(), temperature)
+    return _SoftLoss.apply(logits, teacher_logits.detach())
 
 
 class _SoftLoss(torch.autograd.Function):
@@ -94,24 +92,24 @@ class _SoftLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, teacher_logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    def forward(ctx: Any, logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
         elements = CHUNK_SIZE if has_own_kernels(logits) else ACCELERATOR_CHUNK_SIZE
         length = max(1, elements // logits.shape[1])
         grad_logits, losses = torch.empty_like(logits), []
         tensors = (logits, teacher_logits, grad_logits)
         for chunk, teacher_chunk, grad_chunk in zip(*(tensor.split(length) for tensor in tensors), strict=True):
-            log_q, log_p = ((upcast(each) / temperature).log_softmax(1) for each in (chunk, teacher_chunk))
+            log_q, log_p = ((upcast(each) / TEMPERATURE).log_softmax(1) for each in (chunk, teacher_chunk))
             p = log_p.exp()
             losses.append(log_p.sub_(log_q).mul_(p).sum(1))
-            torch.mul(log_q.exp_().sub_(p), temperature, out=grad_chunk)
+            torch.mul(log_q.exp_().sub_(p), TEMPERATURE, out=grad_chunk)
         ctx.save_for_backward(grad_logits)
-        return torch.cat(losses).sum() * temperature**2
+        return torch.cat(losses).sum() * TEMPERATURE**2
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         (grad_logits,) = ctx.saved_tensors
-        return grad_logits * grad_outputs[0], None, None
+        return grad_logits * grad_outputs[0], None
 
 
 def sum_cosine_losses(

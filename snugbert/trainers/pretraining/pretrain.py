@@ -62,7 +62,6 @@ from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, lock_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
-from snugbert.trainers.run.run_settings import check_data_settings, check_run_settings
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +110,7 @@ def pretrain(
             _show_examples(prepare_data().phases[0].dataset, collator, data_args.show)
             return
         stack.enter_context(lock_output_dir(training_args))  # creates the folder
-        checkpoint = None
-        if training_args.do_train:
-            checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir)
+        checkpoint = check_output_dir(training_args) if training_args.do_train else None
         set_seed(training_args.seed)
         model = _load_model(model_args, data_args, config, tokenizer, teacher, layers)
         logger.info("model: %s parameters", f"{model.num_parameters():,}")
@@ -121,10 +118,6 @@ def pretrain(
             _check_training(model, training_args)
         data = prepare_data()
         initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
-        if checkpoint is not None:  # the trainer compares all other settings
-            check_run_settings(checkpoint, PretrainingTrainer.kind, initial_weights)
-            if not data_args.allow_changed_data:
-                check_data_settings(checkpoint, PretrainingTrainer.kind, data.settings)
         is_new = model_args.model_name_or_path is None and data_args.objective != "electra"
         if is_new and data.phases and data.train_corpus is not None:
             logger.info("recipe: %s", describe_recipe(config, data.train_corpus.num_tokens))
@@ -144,6 +137,7 @@ def pretrain(
             data_collator=collator,
             processing_class=tokenizer,
             data_settings=data.settings,
+            allow_changed_data=data_args.allow_changed_data,
             command_settings=initial_weights,
             teacher=teacher,
         )
@@ -160,17 +154,16 @@ def pretrain(
 
 
 def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:
-    """Checks that the arguments of the model and of the data can be combined."""
-    is_electra, bigrams = data_args.objective == "electra", data_args.bigram_init
-    has_teacher, has_model = model_args.teacher_name_or_path is not None, model_args.model_name_or_path is not None
-    for flags, are_given in (
-        (("teacher_name_or_path", "objective electra"), has_teacher and is_electra),
-        (("bigram_init", "objective electra"), bigrams and is_electra),
-        (("bigram_init", "teacher_name_or_path"), bigrams and has_teacher),
-        (("bigram_init", "model_name_or_path"), bigrams and has_model),
-    ):
-        if are_given:
-            raise InputError(f"--{flags[0]} cannot be combined with --{flags[1]}. Remove one of these flags.")
+    """Checks that a model has only one kind of initial weights and one objective."""
+    given = {
+        "--bigram_init": data_args.bigram_init,
+        "--teacher_name_or_path": model_args.teacher_name_or_path is not None,
+        "--objective electra": data_args.objective == "electra",
+        "--model_name_or_path": model_args.model_name_or_path is not None and data_args.bigram_init,
+    }
+    flags = [flag for flag, is_given in given.items() if is_given]
+    if len(flags) > 1:
+        raise InputError(f"{flags[0]} cannot be combined with {flags[1]}. Remove one of these flags.")
 
 
 def _adapt_config(
@@ -330,9 +323,17 @@ def _run(trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epoch
     """Trains, evaluates and reports."""
     args, output_dir = trainer.args, Path(trainer.args.output_dir or "")
     if args.do_train:
-        trainer.checks_output_dir = False  # the folder was checked before the text was prepared
         trained = trainer.train_and_save(checkpoint)
-    metrics, baselines = _evaluate(trainer, data)
+    metrics: dict[str, float] = {}
+    baselines: dict[str, float] = {}  # the metrics of trivial predictions
+    if data.validation is not None:
+        baselines = compute_baselines(data.validation, data.train_corpus)
+        evaluated = trainer.evaluate()
+        if "eval_replaced" in evaluated:
+            baselines |= detection_baseline(evaluated["eval_replaced"])
+        evaluated |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
+        trainer.save_metrics("eval", evaluated)
+        metrics = {name.removeprefix("eval_"): value for name, value in evaluated.items()}
     if args.local_process_index == 0:
         shutil.rmtree(epochs_dir, ignore_errors=True)
     if args.should_save:
@@ -348,19 +349,3 @@ def _run(trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epoch
         print("", *(f"{name:<12}{file}" for name, file in files.items() if file.exists()), sep="\n")
     if args.do_train and args.push_to_hub:
         trainer.push_to_hub()
-
-
-def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float], dict[str, float]]:
-    """Saves and returns the metrics on the validation text, and returns the metrics of trivial predictions.
-
-    Both are empty without validation text.
-    """
-    if data.validation is None:
-        return {}, {}
-    baselines = compute_baselines(data.validation, data.train_corpus)
-    metrics = trainer.evaluate()
-    if "eval_replaced" in metrics:
-        baselines |= detection_baseline(metrics["eval_replaced"])
-    metrics |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
-    trainer.save_metrics("eval", metrics)
-    return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines

@@ -78,8 +78,7 @@ class PretrainingTrainer(RunTrainer):
     new examples and masks in every epoch.
 
     - All losses are exact: their denominators are the labeled tokens, the sentence pairs and the tokens of the whole
-      batch, over all accumulated batches and processes. Only a collator of your own may draw other masks if batches
-      are split differently.
+      batch, over all accumulated batches and processes.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - The output folder gets the log, `metrics.jsonl`, its plot, `training.png`, and the model card, `README.md`. A
@@ -89,8 +88,9 @@ class PretrainingTrainer(RunTrainer):
         args: training arguments, as in [`FineTuningTrainer`].
         train_dataset: the features of an epoch: a list, a torch `Dataset` with a length, or a `datasets.Dataset`.
         phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
-        data_settings: names and JSON values that determine the examples. Checkpoints store them, and
-            [`check_data_settings`] compares them.
+        data_settings: names and JSON values that determine the examples. Checkpoints store them, and a resumed run
+            compares them.
+        allow_changed_data: whether other `data_settings` are only reported.
         command_settings: further settings that a resumed run compares. Only `snugbert pretrain` passes them. It
             reports after its evaluation.
         teacher: a masked language model to distill, with the vocabulary of the model, see [`distill`]. It moves to the
@@ -116,6 +116,7 @@ class PretrainingTrainer(RunTrainer):
         train_dataset: SizedDataset | None = None,
         phases: Sequence[Phase] | None = None,
         data_settings: dict[str, Any] | None = None,
+        allow_changed_data: bool = False,
         command_settings: dict[str, Any] | None = None,
         teacher: PreTrainedModel | None = None,
         **kwargs: Any,
@@ -138,6 +139,7 @@ class PretrainingTrainer(RunTrainer):
         if getattr(self.data_collator.collate, "masking", "tokens") != "tokens":
             self.keep_column("continues_word")  # stock collators cannot pad this column
         self.run_settings.data_settings = data_settings or {}
+        self.run_settings.allows_changed_data = allow_changed_data
         self.run_settings.command_settings = command_settings or {}
         self.is_command = command_settings is not None
         if teacher is not None:

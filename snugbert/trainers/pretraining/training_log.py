@@ -67,22 +67,25 @@ def count_batch(
     """Returns the numbers of `DATA_SUMS` of a batch on the CPU. *Shape:* (4,), int64
 
     The first three divide the losses. Data workers call this function, so it does not slow down training.
+
+    The FLOPs are of the forward and backward pass of the model, and of the forward pass of a teacher. With a
+    `generator`, `config` is of ELECTRA's discriminator.
     """
     lengths, labeled = count_sequence_tokens(batch)
     pairs = (torch.as_tensor(batch.get("next_sentence_label", [])) != IGNORE_INDEX).sum()
-    flops = training_flops(config, batch, generator, teacher)
+    flops = pretraining_flops(config if generator is None else generator, lengths, labeled)
+    if generator is not None:
+        flops += encoder_flops(config, lengths, lengths)
+    flops *= TRAINING_COST
+    if teacher is not None:
+        flops += pretraining_flops(teacher, lengths, labeled)
     return torch.tensor([labeled.sum().item(), pairs.item(), lengths.sum().item(), flops], dtype=torch.int64)
 
 
 class TrainingLog:
     """Counts what a training run logs. The main process keeps the sums of all processes, which `reduce` adds up."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        is_main_process: bool,
-        reduce: Callable[[torch.Tensor], torch.Tensor],
-    ):
+    def __init__(self, device: torch.device, is_main_process: bool, reduce: Callable[[torch.Tensor], torch.Tensor]):
         self._is_main_process = is_main_process
         self._reduce = reduce
         # FLOPs per second of the devices of all processes together. None: unknown, so there is no `mfu`.
@@ -183,10 +186,7 @@ class TrainingLog:
                 line["cos_loss"] = sums["cos_loss"] / steps
         if self.frequency_loss is not None:
             line["mlm_gain"] = self.frequency_loss - line["mlm_loss"]
-        line |= {
-            "tokens": int(self._totals["tokens"]),
-            "tokens_per_second": round(sums["tokens"] / seconds),
-        }
+        line |= {"tokens": int(self._totals["tokens"]), "tokens_per_second": round(sums["tokens"] / seconds)}
         if self.peak_flops is not None:
             line["mfu"] = sums["flops"] / seconds / self.peak_flops
         return line
@@ -214,11 +214,9 @@ class TrainingLog:
         sums = state["sums"] if self._is_main_process else {}
         self._model_sums.copy_(self._model_sums.new_tensor([sums.get(name, 0.0) for name in MODEL_SUMS]))
         self._data_sums = np.array([sums.get(name, 0.0) for name in DATA_SUMS], dtype=np.float64)
-        self._steps = int(state["steps"])
-        self._pair_steps = int(state["pair_steps"])
-        self._seconds = float(state["seconds"])
-        self._window_start = None
-        self._totals = {name: float(state["totals"][name]) for name in self._totals}
+        self._steps, self._pair_steps = state["steps"], state["pair_steps"]
+        self._seconds, self._window_start = state["seconds"], None
+        self._totals = dict(state["totals"])
 
     def _collect(self) -> dict[str, float]:
         """Adds up the sums over all processes. Afterwards, the main process holds them. Other processes hold zeros."""
@@ -257,24 +255,6 @@ def count_sequence_tokens(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch
     mask = batch.get("attention_mask")
     lengths = torch.ones_like(batch["labels"]) if mask is None else (mask != 0)
     return lengths.sum(-1), is_labeled.sum(-1)
-
-
-def training_flops(
-    config: PreTrainedConfig,
-    batch: Mapping[str, Any],
-    generator: PreTrainedConfig | None = None,
-    teacher: PreTrainedConfig | None = None,
-) -> int:
-    """Counts the FLOPs of the forward and backward pass on a batch, and of the forward pass of a teacher.
-
-    With a `generator`, `config` is of ELECTRA's discriminator.
-    """
-    lengths, labeled = count_sequence_tokens(batch)
-    flops = pretraining_flops(config if generator is None else generator, lengths, labeled)
-    if generator is not None:
-        flops += encoder_flops(config, lengths, lengths)
-    flops *= TRAINING_COST
-    return flops if teacher is None else flops + pretraining_flops(teacher, lengths, labeled)
 
 
 def pretraining_flops(config: PreTrainedConfig, lengths: torch.Tensor, labeled: torch.Tensor) -> int:

@@ -22,7 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snugbert.errors import InputError
-from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, explaining_failed_writes, read_json
+from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, explaining_failed_writes, read_json, step_of
 from snugbert.storage.inputs import check_names
 from snugbert.storage.uploads import download_checkpoint, find_output
 from snugbert.trainers.run.processes import wait_for_all
@@ -44,11 +44,6 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
         return []
     named = (path for path in output_dir.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
     return sorted(filter(Path.is_dir, named), key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    """Returns the step in the name of a folder `checkpoint-<step>`."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def remove_checkpoints(checkpoints: list[Path]) -> None:
@@ -115,21 +110,18 @@ class RunCheckpoints(TrainerCallback):
 
     def __init__(self) -> None:
         self.limit = 0  # number of checkpoints that are kept. 0: all
-        self.is_writing = False
 
     @contextmanager
     def write(self, args: TrainingArguments, state: TrainerState, checkpoint: Path, whole: bool) -> Iterator[None]:
         """Makes `checkpoint` appear after the block, complete and on the disk. Then removes old checkpoints.
 
-        In the block, Trainer writes the checkpoint into `args.output_dir`, which is a temporary folder, and pushes
-        nothing. Every process must call this. A full disk raises an [`InputError`]. If `whole`, the checkpoint
-        contains the optimizer even with `save_only_model`.
+        In the block, `args.output_dir` is a temporary folder, and nothing is pushed. Every process must call this. If
+        `whole`, the checkpoint contains the optimizer even with `save_only_model`.
         """
         output_dir, folder = checkpoint.parent, checkpoint.parent / UNFINISHED_CHECKPOINT
         before = {name: getattr(args, name) for name in ("output_dir", "push_to_hub", "save_only_model")}
         self._clear(args, folder)
         wait_for_all()
-        self.is_writing = True
         try:
             with explaining_failed_writes(checkpoint, RESUME):
                 args.output_dir, args.push_to_hub = str(folder), False
@@ -147,7 +139,6 @@ class RunCheckpoints(TrainerCallback):
                 self._clear(args, folder)
             raise
         finally:
-            self.is_writing = False
             vars(args).update(before)
         wait_for_all()  # another machine may still be clearing the folder, which `remove_old` uses
         locate_best(state, output_dir)
@@ -206,10 +197,7 @@ def locate_best(state: TrainerState, output_dir: Path) -> None:
 
 
 def _forget_best(checkpoint: Path) -> None:
-    """Removes the path of the best checkpoint from the state of a checkpoint, because the folder may move.
-
-    [`RunCheckpoints`] locates the best checkpoint by its step. Trainer would warn about a missing path.
-    """
+    """Removes the path of the best checkpoint, which may move, from a state. [`locate_best`] needs only its step."""
     state = read_state(checkpoint)
     if state.best_model_checkpoint is not None:
         state.best_model_checkpoint = None

@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER
-from snugbert.files import LOCK_NAME, MANIFEST_NAME, LockTaken, holds_lock, lock_file
+from snugbert.files import LOCK_NAME, MANIFEST_NAME, holds_lock, lock_file
 from snugbert.progress import format_bytes
 from snugbert.reports.plots import remove_plots
 from snugbert.storage.uploads import RemoteOutput, download_checkpoint, find_output
@@ -64,28 +64,14 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     with ExitStack() as stack:
         with raise_together():
             if training_args.should_save and not is_locked:
-                _lock(output_dir, stack)
+                if not output_dir.exists():
+                    stack.callback(_remove_if_empty, output_dir)  # after a failed start
+                stack.enter_context(lock_file(output_dir / LOCK_NAME, LOCK_SECONDS))
                 if output is not None and not is_dry_run:
                     stack.enter_context(run_in_store(output))
                 elif output is not None and output.download():
                     stack.callback(output.clear)
         yield
-
-
-def _lock(output_dir: Path, stack: ExitStack) -> None:
-    if not output_dir.exists():
-        stack.callback(_remove_if_empty, output_dir)  # after a failed start
-    try:
-        stack.enter_context(lock_file(output_dir / LOCK_NAME, LOCK_SECONDS))
-    except LockTaken as holder:
-        raise InputError(
-            f"--output_dir: {holder} is running in {output_dir}. Wait until that process ends, or choose another "
-            "folder."
-        ) from holder
-    except OSError as error:
-        raise InputError(
-            f"--output_dir: cannot write to {output_dir} ({error.strerror}). Choose another folder."
-        ) from error
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -97,8 +83,7 @@ def _remove_if_empty(folder: Path) -> None:
 def run_in_store(output: RemoteOutput) -> Iterator[None]:
     """Locks the folder in the store, downloads its files, and uploads everything after the block.
 
-    After an error in the block, only the checkpoints are in the store. All other files stay in the local folder, for
-    the next start.
+    After an error, only the checkpoints are in the store. All other files stay in the local folder.
     """
     with output.lock():
         output.download()
@@ -110,7 +95,7 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
 # --- the files -----------------------------------------------------------------------------------------------------
 
 
-def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
+def check_output_dir(args: TrainingArguments) -> str | None:
     """Checks that a run does not overwrite another run by accident, and finds the checkpoint to resume from.
 
     Changes no files, except that it undoes an interrupted replacement of a checkpoint, and downloads a checkpoint from
@@ -119,42 +104,47 @@ def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     With `resume_from_checkpoint` "true" and no checkpoint, returns None: the run starts at step 0. So a job can always
     use the same command.
     """
-    resume = str(training_args.resume_from_checkpoint or "")
-    resume = "" if resume.lower() == "false" else resume
-    checkpoint = _find_for_all(training_args, resume) if resume else None
+    checkpoint = find_checkpoint(args, args.resume_from_checkpoint)
+    output_dir = Path(args.output_dir or "")
+    resumes_here = checkpoint is not None and Path(checkpoint).resolve().parent == output_dir.resolve()
+    may_write = resumes_here or args.overwrite_output_dir  # type: ignore[attr-defined]
     with raise_together():
-        _check_run_files(training_args, resume, checkpoint, overwrite)
-    return None if checkpoint is None else str(checkpoint)
+        if args.process_index == 0 and not may_write and list_run_files(output_dir):
+            remedy = "Choose another folder, or replace the run (--overwrite_output_dir)."
+            if str(args.resume_from_checkpoint).lower() == "true":
+                raise InputError(
+                    f"--resume_from_checkpoint true: {output_dir} contains a run, but no complete checkpoint. {remedy}"
+                )
+            raise InputError(
+                f"--output_dir: {output_dir} already contains a run. To resume it, add --resume_from_checkpoint true. "
+                f"{remedy}"
+            )
+    return checkpoint
 
 
-def find_checkpoint(training_args: TrainingArguments, resume: str | bool | None) -> str | None:
-    """Finds and checks the checkpoint for `Trainer.train`. Every process must call this."""
-    if not resume:
+def find_checkpoint(args: TrainingArguments, resume: str | bool | None) -> str | None:
+    """Finds and checks the checkpoint to resume from: a folder, or the newest. Every process must call this.
+
+    The first process finds it. Other machines get its files from a shared disk or a bucket.
+    """
+    if not resume or str(resume).lower() == "false":
         return None
-    checkpoint = _find_for_all(training_args, str(resume))
-    if checkpoint is None:
-        raise InputError(
-            f"resume_from_checkpoint: {training_args.output_dir} contains no complete checkpoint. To start a new run, "
-            "omit the argument."
-        )
-    return str(checkpoint)
-
-
-def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
-    """Finds the checkpoint in the first process. Other machines get its files from a shared disk or a bucket."""
+    newest = str(resume).lower() == "true"
     has_other_machines = sum(gather_object([args.local_process_index == 0])) > 1
     found = None
     with raise_together():
-        if args.process_index == 0 and (checkpoint := _find_in_first_process(args, resume)) is not None:
-            output = find_output(checkpoint)
-            if output is not None and has_other_machines:  # its upload may have failed before
-                output.upload_checkpoints()
-            found = checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
+        if args.process_index == 0:
+            checkpoint = find_newest_checkpoint(Path(args.output_dir or "")) if newest else _check_named(str(resume))
+            if checkpoint is not None:
+                output = find_output(checkpoint)
+                if output is not None and has_other_machines:  # its upload may have failed before
+                    output.upload_checkpoints()
+                found = checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
     (found,) = broadcast_object_list([found])
     if found is None:
         return None
     name, manifest = found
-    checkpoint = Path(args.output_dir or "") / name if resume.lower() == "true" else Path(resume)
+    checkpoint = Path(args.output_dir or "") / name if newest else Path(str(resume))
     with raise_together():
         if args.process_index > 0 and args.local_process_index == 0:  # the first process of another machine
             if find_output(checkpoint) is not None and _read_manifest(checkpoint) != manifest:
@@ -165,50 +155,22 @@ def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
                     f"{checkpoint} of the first machine is missing on {platform.node()}. Use an --output_dir that all "
                     "machines share, or a bucket."
                 )
-    return checkpoint
+    return str(checkpoint)
 
 
-def _find_in_first_process(args: TrainingArguments, resume: str) -> Path | None:
-    if resume.lower() == "true":
-        return find_newest_checkpoint(Path(args.output_dir or ""))
+def _check_named(name: str) -> Path:
+    checkpoint = Path(name)
     try:
-        download_checkpoint(Path(resume))
-        check_checkpoint(Path(resume))
+        download_checkpoint(checkpoint)
+        check_checkpoint(checkpoint)
     except InputError as error:
         raise InputError(f"--resume_from_checkpoint: {error} Resume from another checkpoint.") from error
-    return Path(resume)
+    return checkpoint
 
 
 def _read_manifest(checkpoint: Path) -> bytes | None:
     file = checkpoint / MANIFEST_NAME
     return file.read_bytes() if file.exists() else None
-
-
-def _check_run_files(args: TrainingArguments, resume: str, checkpoint: Path | None, overwrite: bool) -> None:
-    """Checks in the first process that the run may write into the output folder, next to files of an earlier run."""
-    if args.process_index > 0:
-        return
-    output_dir = Path(args.output_dir or "")
-    run_files = list_run_files(output_dir)
-    resumes_here = bool(checkpoint) and Path(resume).resolve().parent == output_dir.resolve()
-    if resume.lower() != "true":
-        if run_files and not resumes_here and not overwrite:
-            raise InputError(
-                f"--output_dir: {output_dir} already contains a run. Choose another folder, resume the run "
-                "(--resume_from_checkpoint true), or replace the run (--overwrite_output_dir)."
-            )
-    elif run_files and checkpoint is None and not overwrite:
-        raise InputError(
-            f"--resume_from_checkpoint true: {output_dir} contains a run, but no complete checkpoint. Choose another "
-            "folder, or replace the run (--overwrite_output_dir)."
-        )
-
-
-def clear_output_dir(training_args: TrainingArguments) -> None:
-    """Removes the checkpoints and results of an earlier run. Every process must call this, once nothing can fail."""
-    if training_args.should_save:
-        remove_run(Path(training_args.output_dir or ""))
-    wait_for_all()
 
 
 class ClearOutputDir(TrainerCallback):
@@ -217,7 +179,9 @@ class ClearOutputDir(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step, with the state of the checkpoint."""
         if args.overwrite_output_dir and state.global_step == 0:
-            clear_output_dir(args)
+            if args.should_save:
+                remove_run(Path(args.output_dir))
+            wait_for_all()
 
 
 def remove_generator(output_dir: Path) -> None:
@@ -227,10 +191,7 @@ def remove_generator(output_dir: Path) -> None:
 
 
 def remove_run(output_dir: Path) -> None:
-    """Removes the checkpoints and results of a run. Its model stays until a new model replaces it.
-
-    ELECTRA's generator is removed, too, because a model of another kind would not replace it.
-    """
+    """Removes the checkpoints and results of a run. Its model stays until a new one replaces it, its generator not."""
     remove_plots(output_dir)
     shutil.rmtree(output_dir / UNFINISHED_CHECKPOINT, ignore_errors=True)
     remove_generator(output_dir)

@@ -12,14 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerState
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
 from snugbert.progress import Progress, is_terminal, print_line
 
-# The first steps allocate memory. On a GPU, they also compile the model and record CUDA graphs. They are not timed.
-WARMUP_ON_CPU, WARMUP_ON_GPU = 2, 8
 REPORTS_NAME = "Reports"  # key in a checkpoint's `trainer_state.json`
 # Metrics that log lines omit. Log files contain them.
 NOT_PRINTED = (
@@ -86,11 +83,6 @@ class ProgressBar(ProgressCallback):
         """Prints nothing, because [`LogLines`] prints the metrics."""
 
 
-def count_warmup(args: Any) -> int:
-    """Returns the number of steps at the start of a run that estimates of its time leave out."""
-    return WARMUP_ON_CPU if args.device.type == "cpu" else WARMUP_ON_GPU
-
-
 def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str:
     """Formats the metrics of a step, or of an evaluation, whose names begin with `eval_`.
 
@@ -127,9 +119,8 @@ def _format_metric(name: str, value: float) -> str:
 class Reports:
     """Names the run, and sends scores and plots at the end. Only the main process reports.
 
-    A run has the same name in all reports: `run_name` or the name of the output folder, followed by the start time. It
-    is TensorBoard's folder in `output_dir/runs`, the id in W&B, and the name in Trackio. Checkpoints store it, so a
-    resumed run continues its report.
+    A run has the same name in all reports: `run_name` or the name of the output folder, followed by the start time.
+    Checkpoints store it, so a resumed run continues its report.
     """
 
     _own_wandb_runs: set[str] = set()  # ids of the runs that this process opened
@@ -193,17 +184,12 @@ class Reports:
         for plot in plots:
             name = f"plots/{plot.stem}"
             if isinstance(callback, TensorBoardCallback):
-                callback.tb_writer.add_image(name, _read_image(plot), state.global_step, dataformats="HWC")
+                from matplotlib import image  # only here, because `--help` works without it
+
+                pixels = image.imread(plot)  # RGBA, float32
+                callback.tb_writer.add_image(name, pixels, state.global_step, dataformats="HWC")
             else:
                 library = callback._wandb if isinstance(callback, WandbCallback) else callback._trackio
                 library.log({name: library.Image(str(plot)), "train/global_step": state.global_step})
         if not isinstance(callback, WandbCallback):  # the W&B callback would upload the model
             callback.on_train_end(trainer.args, state, trainer.control, model=trainer.model)
-
-
-def _read_image(file: Path) -> np.ndarray:
-    """Returns the pixels of a PNG. *Shape:* (height, width, 3), uint8"""
-    from PIL import Image  # comes with matplotlib
-
-    with Image.open(file) as image:
-        return np.asarray(image.convert("RGB"))

@@ -49,10 +49,7 @@ def set_up(training_args: DeviceArguments) -> None:
 
 
 def use_one_gpu(training_args: DeviceArguments) -> None:
-    """Makes a process use one GPU.
-
-    With several GPUs, Trainer would split every batch in one process. That is slow, and losses would be inexact.
-    """
+    """Makes a process use one GPU. Trainer would split its batches, which is slow, and losses would be inexact."""
     if training_args.n_gpu > 1:
         logging.getLogger(__name__).warning(
             "using one of %d GPUs. To use all GPUs, start with `accelerate launch`.", training_args.n_gpu
@@ -61,10 +58,7 @@ def use_one_gpu(training_args: DeviceArguments) -> None:
 
 
 def move_hub_token(training_args: TrainingArguments) -> None:
-    """Moves `hub_token` from the arguments to the environment variable `HF_TOKEN`, which huggingface_hub reads.
-
-    Trainer writes its arguments to output folders and uploads them. A token in them would be published.
-    """
+    """Moves `hub_token` from the arguments, which Trainer writes and uploads, to the environment: `HF_TOKEN`."""
     if isinstance(training_args.hub_token, str):
         os.environ["HF_TOKEN"] = training_args.hub_token
         # True: use HF_TOKEN even if HF_HUB_DISABLE_IMPLICIT_TOKEN is set.

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,8 @@ class RunSettings(TrainerCallback):
     def __init__(self, kind: str) -> None:
         self.kind = kind  # "pretraining" or "fine-tuning"
         self.command_settings: dict[str, Any] = {}  # in addition to the trainer's
-        self.data_settings: dict[str, Any] = {}  # they may change on request. Empty: not compared
+        self.data_settings: dict[str, Any] = {}  # empty: not compared
+        self.allows_changed_data = False  # if true, a change is only reported
         self.changes: list[str] = []  # what changed when the run resumed, for the model card
         self.keeps_checkpoints = True  # when the run is finished. If true, it stays true on resume
         self._trainer_settings: dict[str, Any] = {}
@@ -68,12 +68,25 @@ class RunSettings(TrainerCallback):
         self.changes = []
         if checkpoint is None:
             return
-        check_run_settings(checkpoint, self.kind, trainer_settings | self.command_settings)
         record, state = read_settings(checkpoint), read_state(checkpoint)
+        remedy = (
+            f"Restore the settings, or start a new run from its weights: --model_name_or_path {checkpoint}, with "
+            "another --output_dir."
+        )
+        # Only settings that both runs have are compared.
+        settings = trainer_settings | self.command_settings
+        settings = {name: value for name, value in settings.items() if name in record["settings"]}
+        before = {name: record["settings"][name] for name in settings}  # in the same order
+        place = f"--resume_from_checkpoint: {checkpoint}"
+        check_continuation(record | {"settings": before}, self.kind, settings, place, remedy)
         self.changes, self._max_steps = record["changes"], state.max_steps
         self.keeps_checkpoints |= record["keeps_checkpoints"]
         before, now = record["data_settings"], make_record(self.kind, self.data_settings)["settings"]
         if before and now and (changes := list_changes(before, now)):
+            if not self.allows_changed_data:
+                place = f"--resume_from_checkpoint: the training data of {checkpoint}"
+                remedy = "Restore the data, or pass --allow_changed_data."
+                check_continuation(record | {"settings": before}, self.kind, now, place, remedy)
             listed = [f"{name} was {json.dumps(old)} and is {json.dumps(new)}" for name, old, new in changes]
             self.report_change(f"after step {state.global_step:,}: {'; '.join(listed)}")
 
@@ -98,22 +111,21 @@ class RunSettings(TrainerCallback):
         before, now, done = self._max_steps, state.max_steps, state.global_step
         if self._checkpoint is None or now == before:
             return
-        _check_steps(self._checkpoint, args, now, done)
+        if now < done:
+            flag = "--max_steps" if args.max_steps > 0 else "--num_train_epochs"
+            raise InputError(
+                f"{flag}: {self._checkpoint} has taken {format_count(done, 'step')}, more than the "
+                f"{format_count(now, 'step')} of this run. Increase {flag}."
+            )
         # Trainer would use the earlier schedule for one more step. Other schedules do not depend on the steps.
         if isinstance(lr_scheduler, LambdaLR):
             lr_scheduler.last_epoch -= 1
             lr_scheduler.step()
-        self.report_change(
-            f"after step {state.global_step:,}: {state.max_steps:,} steps instead of {self._max_steps:,}"
-        )
+        self.report_change(f"after step {done:,}: {now:,} steps instead of {before:,}")
 
 
-def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Collects the settings of a run that must not change when it resumes, as JSON values.
-
-    The number of steps may change. The batch and the examples are compared elsewhere. `names`
-    are further training arguments.
-    """
+def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Collects the settings that must not change when a run resumes, and the arguments `names`, as JSON values."""
     settings = {f"--{name}": getattr(args, name) for name in (*TRAINING_SETTINGS, *names)}
     if config is not None:
         settings |= {name: getattr(config, name, None) for name in MODEL_SETTINGS}
@@ -136,38 +148,3 @@ def read_settings(checkpoint: str) -> dict[str, Any]:
     if SETTINGS_NAME not in callbacks:
         raise InputError(f"{Path(checkpoint) / TRAINER_STATE_NAME} was not written by SnugBERT, or is damaged.")
     return callbacks[SETTINGS_NAME]
-
-
-def check_run_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
-    """Checks that a resumed run has the settings of the run that wrote `checkpoint`.
-
-    A command calls this before it reads the data, with the settings that it has then. Only settings that both sides
-    have are compared.
-    """
-    record = read_settings(checkpoint)
-    place = f"--resume_from_checkpoint: {checkpoint}"
-    remedy = (
-        f"Restore the settings, or start a new run from its weights: --model_name_or_path {checkpoint}, with another "
-        "--output_dir."
-    )
-    settings = {name: value for name, value in settings.items() if name in record["settings"]}
-    before = {name: record["settings"][name] for name in settings}  # in the same order
-    check_continuation(record | {"settings": before}, kind, settings, place, remedy)
-
-
-def check_data_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
-    """Checks that a resumed run has the data of the run that wrote `checkpoint`, if that run stored data settings."""
-    record = read_settings(checkpoint)
-    if before := record["data_settings"]:
-        remedy = "Restore the data, or pass --allow_changed_data."
-        place = f"--resume_from_checkpoint: the training data of {checkpoint}"
-        check_continuation(record | {"settings": before}, kind, settings, place, remedy)
-
-
-def _check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int) -> None:
-    if steps < done:
-        flag = "--max_steps" if args.max_steps > 0 else "--num_train_epochs"
-        raise InputError(
-            f"{flag}: {checkpoint} has taken {format_count(done, 'step')}, more than the "
-            f"{format_count(steps, 'step')} of this run. Increase {flag}."
-        )

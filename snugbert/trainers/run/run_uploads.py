@@ -54,8 +54,7 @@ class HubUploads(TrainerCallback):
                 copy = output_dir / file.relative_to(checkpoint)
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copy(file, copy)
-        if trainer.write_card is not None:
-            trainer.write_card()
+        trainer.write_card()
         hub = HfApi(token=args.hub_token)
         repository = {"repo_id": trainer.hub_model_id, "revision": args.hub_revision}
         upload: Any = partial(hub.upload_folder, **repository, run_as_future=True)
@@ -134,11 +133,10 @@ class CheckpointUploads(TrainerCallback):
         """Called by Trainer after a checkpoint."""
         if self._output is not None:
             self._next.cancel()  # has no effect after its begin. Before, the new upload includes its checkpoint
-            self._next = self._pool.submit(_try_to_upload, self._output)
+            self._next = self._pool.submit(self._upload, self._output)
 
-
-def _try_to_upload(output: RemoteOutput) -> None:
-    try:
-        output.upload_checkpoints()
-    except Exception as error:  # training goes on
-        logger.warning("%s The upload will be retried at the next checkpoint.", error)
+    def _upload(self, output: RemoteOutput) -> None:
+        try:
+            output.upload_checkpoints()
+        except Exception as error:  # training goes on
+            logger.warning("%s The upload will be retried at the next checkpoint.", error)

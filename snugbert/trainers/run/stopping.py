@@ -41,11 +41,8 @@ class StopSignal(TrainerCallback):
       written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
     All processes stop after the same step. On a GPU, the host reads the signal and the loss one step late, so that it
-    never waits for the GPU within a step. A stopped run then takes one step more. A run that diverges has already
-    taken the bad step, so the weights in memory are not finite either. They are never logged, evaluated or saved,
-    because the host first waits for the last report.
-
-    It is the last callback, so that it can cancel checkpoints that other callbacks request.
+    never waits for the GPU within a step. Weights after a bad step are never logged, evaluated or saved, because the
+    host first waits for the last report. It is the last callback, so that it can cancel checkpoints.
     """
 
     def __init__(self, trainer: Any):
@@ -96,9 +93,8 @@ class StopSignal(TrainerCallback):
     def check_step(self, grad_norm: torch.Tensor) -> None:
         """Reports whether the step diverged in any process, and whether any process received a signal.
 
-        Called after the backward passes of a step. The optimizer step follows. With several processes, divergence and
-        signals are exchanged. On the CPU, the report is read at once. On other devices, it is read after the next step
-        has been queued, so that the device has work while the host waits.
+        Called between the backward passes and the optimizer step. On the CPU, the report is read at once, and on other
+        devices after the next step has been queued.
         """
         self.read_report()
         trainer = self.trainer
@@ -171,8 +167,7 @@ class StopSignal(TrainerCallback):
 def raise_if_interrupted(trainer: Any) -> None:
     """Ends a command whose training was interrupted. Every process must call this.
 
-    All processes end together, because a launcher kills the remaining processes soon after one process ends. The first
-    process may still upload its checkpoint.
+    A launcher kills the other processes soon after one ends, but the first process may still upload its checkpoint.
     """
     if trainer.interrupted:
         resumes = str(trainer.args.resume_from_checkpoint).lower() == "true"

@@ -118,4 +118,4 @@ def test_the_same_command_starts_and_resumes(small_run, tmp_path, capsys):
     for checkpoint in tmp_path.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     assert run(small_run, **more) == 2
-    assert "contains a model or results, but no complete checkpoint" in capsys.readouterr().err
+    assert "contains a run, but no complete checkpoint" in capsys.readouterr().err

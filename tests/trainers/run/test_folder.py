@@ -15,6 +15,7 @@ from transformers import TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.progress import format_bytes
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.run.checkpoints import (
     UNFINISHED_CHECKPOINT,
     find_newest_checkpoint,
@@ -40,8 +41,10 @@ def write_checkpoint(folder: Path, step: int) -> str:
     return str(checkpoint)
 
 
-def arguments(folder, resume: str | None = None, **more) -> TrainingArguments:
-    return TrainingArguments(str(folder), use_cpu=True, resume_from_checkpoint=resume, **more)
+def arguments(folder, resume: str | None = None, overwrite: bool = False) -> FineTuningArguments:
+    args = FineTuningArguments(output_dir=str(folder), use_cpu=True, overwrite_output_dir=overwrite)
+    args.resume_from_checkpoint = resume
+    return args
 
 
 def test_the_newest_whole_checkpoint_is_resumed(tmp_path, caplog):
@@ -51,9 +54,9 @@ def test_the_newest_whole_checkpoint_is_resumed(tmp_path, caplog):
     (damaged / "trainer_state.json").unlink()
     assert str(find_newest_checkpoint(tmp_path)) == newest
     assert f"skipping checkpoint-20: {damaged / 'trainer_state.json'} cannot be read" in caplog.text
-    assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) == newest
+    assert check_output_dir(arguments(tmp_path, "true")) == newest
     # With nothing to resume, the same command starts a run.
-    assert check_output_dir(arguments(tmp_path / "new", "true"), overwrite=False) is None
+    assert check_output_dir(arguments(tmp_path / "new", "true")) is None
 
 
 def test_a_run_is_not_overwritten_by_accident(tmp_path):
@@ -63,10 +66,10 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     (tmp_path / "generator").mkdir()
     (tmp_path / "generator/config.json").touch()
     with pytest.raises(InputError, match="already contains a run"):
-        check_output_dir(arguments(tmp_path), overwrite=False)
+        check_output_dir(arguments(tmp_path))
     with pytest.raises(InputError, match=r"checkpoint-11 contains no manifest"):
-        check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-11")), overwrite=False)
-    assert check_output_dir(arguments(tmp_path), overwrite=True) is None
+        check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-11")))
+    assert check_output_dir(arguments(tmp_path, overwrite=True)) is None
     remove_run(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "generator"}
     (tmp_path / "config.json").touch()  # of the discriminator. The next model may have no generator.
@@ -80,9 +83,9 @@ def test_a_run_without_a_whole_checkpoint_is_refused(finished, tmp_path, caplog)
     if finished is not None:
         (tmp_path / finished).touch()
     with pytest.raises(InputError, match="contains a run, but no complete checkpoint"):
-        check_output_dir(arguments(tmp_path, "true"), overwrite=False)
+        check_output_dir(arguments(tmp_path, "true"))
     assert "optimizer.pt cannot be read" in caplog.text
-    assert check_output_dir(arguments(tmp_path, "true"), overwrite=True) is None
+    assert check_output_dir(arguments(tmp_path, "true", overwrite=True)) is None
 
 
 # --- damaged checkpoints ----------------------------------------------------------------------------------------
@@ -113,9 +116,9 @@ def test_a_damaged_checkpoint_is_skipped(name, how, problem, run, tmp_path, capl
     shutil.copytree(run, tmp_path, dirs_exist_ok=True)
     damaged = tmp_path / "checkpoint-2"
     damage(damaged / name, how)
-    assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) == str(tmp_path / "checkpoint-1")
+    assert check_output_dir(arguments(tmp_path, "true")) == str(tmp_path / "checkpoint-1")
     with pytest.raises(InputError, match=f"--resume_from_checkpoint: .*{damaged / name}.* {problem}") as error:
-        check_output_dir(arguments(tmp_path, str(damaged)), overwrite=False)
+        check_output_dir(arguments(tmp_path, str(damaged)))
     assert "\n" not in str(error.value) and str(error.value).split(": ", 1)[1].split(" Resume")[0] in caplog.text
 
 
@@ -125,14 +128,14 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run
     make_trainer(tmp_path, max_steps=2, save_steps=1, dropout=0.1).train(resume_from_checkpoint=True)
     for name in ("model.safetensors", "rng_state.pth"):
         assert (tmp_path / "checkpoint-2" / name).read_bytes() == (run / "checkpoint-2" / name).read_bytes()
-    check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-2")), overwrite=False)  # whole again
+    check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-2")))  # whole again
 
 
 def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
     """Its weights were saved on purpose (--save_only_model)."""
     make_trainer(tmp_path, max_steps=2, save_steps=1, save_only_model=True).train()
     with pytest.raises(InputError, match="contains a run, but no complete checkpoint"):
-        check_output_dir(arguments(tmp_path, "true"), overwrite=False)
+        check_output_dir(arguments(tmp_path, "true"))
     checkpoint = tmp_path / "checkpoint-2"
     assert f"{checkpoint} contains only weights" in caplog.text and f"--model_name_or_path {checkpoint}" in caplog.text
 
@@ -149,9 +152,9 @@ def test_a_kill_during_the_first_checkpoint_does_not_block_a_restart(run, tmp_pa
     assert forked.run(killed_at_the_first_checkpoint, tmp_path).returncode == -signal.SIGKILL
     assert (tmp_path / UNFINISHED_CHECKPOINT / "checkpoint-1/model.safetensors").exists()
     assert list_run_files(tmp_path) == []
-    assert check_output_dir(arguments(tmp_path), overwrite=False) is None
+    assert check_output_dir(arguments(tmp_path)) is None
     assert caplog.text == ""
-    assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) is None
+    assert check_output_dir(arguments(tmp_path, "true")) is None
     make_trainer(tmp_path, max_steps=1, save_steps=1, dropout=0.1).train()
     weights = [(folder / "checkpoint-1/model.safetensors").read_bytes() for folder in (tmp_path, run)]
     assert weights[0] == weights[1] and not (tmp_path / UNFINISHED_CHECKPOINT).exists()
@@ -173,10 +176,10 @@ def resume_on_a_machine(folder: Path) -> None:
     if os.environ["RANK"] == "0":
         write_checkpoint(shared, 3)
         write_checkpoint(own, 3)
-    assert check_output_dir(arguments(shared, "true"), overwrite=False) == str(shared / "checkpoint-3")
+    assert check_output_dir(arguments(shared, "true")) == str(shared / "checkpoint-3")
     for resume in ("true", str(own / "checkpoint-3")):
         with pytest.raises(InputError, match=r"checkpoint-3 of the first machine is missing on .*share, or a bucket"):
-            check_output_dir(arguments(own, resume), overwrite=False)
+            check_output_dir(arguments(own, resume))
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, monkeypatch
     (tmp_path / "train.json").write_text('{"data": []}')
     model = f"--config_name tiny --tokenizer_name {tmp_path / 'tokenizer'}"
     with run_with_a_worker(folder) as process:
-        message = f"--output_dir: process {process.pid} on {platform.node()} is running in {folder}. Wait until that "
+        message = f"process {process.pid} on {platform.node()} has locked {folder}/_lock. Wait until it ends"
         with monkeypatch.context() as patch:
             patch.setattr(output_folder, "LOCK_SECONDS", 0)
             for command, suffix in (("pretrain", "txt"), ("ner", "txt"), ("squad", "json"), ("glue", "json")):
@@ -64,7 +64,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, monkeypatch
                 assert message in capsys.readouterr().err, command
             trainer = new_trainer(HEADS[0], make_tokenizer(), folder, max_steps=1)
             for refused in (trainer, make_trainer(folder)):
-                with pytest.raises(InputError, match="is running in"):
+                with pytest.raises(InputError, match="has locked"):
                     refused.train()
             assert not (folder / "metrics.jsonl").exists()
             with lock_output_dir(settings(folder, should_save=False)):  # a process that does not write
@@ -97,7 +97,7 @@ def test_a_lock_on_a_removed_file_is_no_lock(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.fcntl, "flock", others_were_faster)
     monkeypatch.setattr(output_folder, "LOCK_SECONDS", 0)
-    with pytest.raises(InputError, match="is running in"), lock_output_dir(settings(tmp_path)):
+    with pytest.raises(InputError, match="has locked"), lock_output_dir(settings(tmp_path)):
         pass
     os.close(taken[0])
     with lock_output_dir(settings(tmp_path)):
@@ -127,7 +127,7 @@ def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch,
 def test_a_symbolic_link_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("text")
     (tmp_path / "_lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(InputError, match="cannot write to"), lock_output_dir(settings(tmp_path)):
+    with pytest.raises(InputError, match=os.strerror(errno.ELOOP)), lock_output_dir(settings(tmp_path)):
         pass
     assert (tmp_path / "precious").read_text() == "text"
 
@@ -137,7 +137,7 @@ def refused_in_the_first_process(folder: Path) -> None:
     output_folder.LOCK_SECONDS = 0
     shutil.disk_usage = lambda _: SimpleNamespace(total=10**12, free=0)
     trainer = make_trainer(folder, max_steps=1)
-    with pytest.raises(InputError, match="is running in"):
+    with pytest.raises(InputError, match="has locked"):
         trainer.train()
     with pytest.raises(InputError, match="has 0B free"):
         check_disk_space(trainer.args, trainer.model.parameters())
@@ -151,6 +151,6 @@ def test_an_error_of_the_first_process_stops_all(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"--output_dir: cannot write to .*file \(File exists\)\. Choose another"):
+    with pytest.raises(InputError, match=r"File exists: .*file"):
         with lock_output_dir(settings(tmp_path / "file")):
             pass

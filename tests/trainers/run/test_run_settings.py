@@ -8,7 +8,7 @@ import pytest
 from synthetic import make_trainer
 
 from snugbert.errors import InputError
-from snugbert.trainers.run.run_settings import check_data_settings, read_settings
+from snugbert.trainers.run.run_settings import read_settings
 
 RUN = {"max_steps": 4, "save_steps": 2, "dropout": 0.1}
 
@@ -58,12 +58,13 @@ def test_changed_data_are_refused_or_reported(tmp_path):
     trainer.run_settings.data_settings = {"text": {"a.txt": "1", "b.txt": "2"}, "seed": 1}
     trainer.train()
     checkpoint = str(tmp_path / "before/checkpoint-2")
-    check_data_settings(checkpoint, "pretraining", {"text": {"moved/a.txt": "1", "moved/b.txt": "2"}, "seed": 1})
-    changed = {"text": {"a.txt": "1"}, "seed": 2}
-    with pytest.raises(InputError, match=r"seed +1 +2\n +text b\.txt +\"2\" +-\n.*--allow_changed_data"):
-        check_data_settings(checkpoint, "pretraining", changed)
     trainer = make_trainer(tmp_path / "now", **RUN)
-    trainer.run_settings.data_settings = changed
+    trainer.run_settings.data_settings = {"text": {"moved/a.txt": "1", "moved/b.txt": "2"}, "seed": 1}
+    trainer.compare_settings(checkpoint)
+    trainer.run_settings.data_settings = {"text": {"a.txt": "1"}, "seed": 2}
+    with pytest.raises(InputError, match=r"seed +1 +2\n +text b\.txt +\"2\" +-\n.*--allow_changed_data"):
+        trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.run_settings.allows_changed_data = True
     trainer.train(resume_from_checkpoint=checkpoint)
     assert trainer.run_settings.changes == ['after step 2: seed was 1 and is 2; text b.txt was "2" and is null']
 
