@@ -24,11 +24,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus.corpus_blocks import Blocks, CachedBlocks, MappedPart
-from snugbert.data.corpus.corpus_folder import CorpusFolder
 from snugbert.data.corpus.part_files import (
     TEXT,
     WORDS,
     Block,
+    CorpusFolder,
     Counts,
     PartIndex,
     count_blocks,

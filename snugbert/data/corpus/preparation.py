@@ -26,23 +26,24 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.continuation import check_continuation, list_changes, make_record
 from snugbert.data.corpus.corpus import Corpus, check_unknown_tokens, open_corpus
-from snugbert.data.corpus.corpus_folder import CorpusFolder, read_num_parts
 from snugbert.data.corpus.part_files import (
     END_OF_STREAM,
     FORMAT,
     KIND,
     TEXT,
     WORDS,
+    CorpusFolder,
     corpus_schema,
     index_name,
     make_index,
+    read_num_parts,
     shared_settings,
     write_index,
 )
 from snugbert.data.corpus.text_parts import Part, keep_all, plan_parts
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
-from snugbert.data.repeated_text import REPORT_NAME, RepeatCounter, RepeatedText, read_report, write_report
+from snugbert.data.repeated_text import REPORT_NAME, RepeatedText, read_report, write_report
 from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import (
     DocumentTokenizer,
@@ -261,7 +262,7 @@ def _write_missing_parts(
     output.remove_file(REPORT_NAME)
     sizes = [part.size for part in parts]
     total = None if None in sizes else sum(size or 0 for size in sizes)
-    log, counter = ReadingLog(parts[0].text.on_bad_text), RepeatCounter(parts[0].deduplicate)
+    log, report = ReadingLog(parts[0].text.on_bad_text), RepeatedText(parts[0].deduplicate)
     all_is_read = parts[0].reads_everything or len(parts) == parts[0].num_parts
     with Progress("preparing", total, "bytes" if parts[0].files else "rows", show=show_progress) as progress:
         for part, size in zip(parts, sizes, strict=True):
@@ -275,7 +276,7 @@ def _write_missing_parts(
                     log.skip(size or 0)
                     progress.skip_to(log.position)
                 else:
-                    documents, schema = part.read_documents(log, counter), corpus_schema(worker.dtype, record)
+                    documents, schema = part.read_documents(log, report), corpus_schema(worker.dtype, record)
                     written.remove_part(part.name)  # not overwritten: another process may have mapped it
                     _write_part(output.folder / part.name, documents, schema, worker, num_workers, log, progress)
                     if part.identify(again=True) != identities:
@@ -291,9 +292,9 @@ def _write_missing_parts(
         print(summary, file=sys.stderr)
     if all_is_read:
         with lock_file(output.folder / ".lock"):  # two shards may finish together
-            write_report(output.folder, counter.report)
+            write_report(output.folder, report)
             output.publish_file(REPORT_NAME)
-    return counter.report
+    return report
 
 
 def _is_made_from(before: Mapping[str, Any] | None, record: Mapping[str, Any]) -> bool:

@@ -7,8 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from snugbert.data.corpus.corpus_folder import part_name
-from snugbert.data.corpus.part_files import DATASET
+from snugbert.data.corpus.part_files import DATASET, part_name
 from snugbert.data.data_arguments import Deduplication, TextArguments
 from snugbert.data.documents import (
     count_dataset_files,
@@ -19,7 +18,7 @@ from snugbert.data.documents import (
     read_dataset_documents,
     read_documents,
 )
-from snugbert.data.repeated_text import RepeatCounter
+from snugbert.data.repeated_text import RepeatedText
 from snugbert.data.sources import describe_dataset, hub_id
 from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file
 from snugbert.errors import InputError
@@ -68,10 +67,10 @@ class Part:
         """Whether the part reads all of the corpus's text and keeps every nth document of it."""
         return self.deduplicate is not None or (not self.files and not self.divides_files)
 
-    def read_documents(self, log: ReadingLog, counter: RepeatCounter) -> Iterator[tuple[int, list[str]]]:
+    def read_documents(self, log: ReadingLog, report: RepeatedText) -> Iterator[tuple[int, list[str]]]:
         """Reads the documents of the part, each with its index in the part's text.
 
-        `counter` also counts documents that are not kept.
+        `report` also counts documents that are not kept.
         """
         if self.files:
             documents = read_documents(self.files, self.text.text_column_name, log)
@@ -79,7 +78,7 @@ class Part:
             shard = (self.number, self.num_parts) if self.divides_files else None
             documents = read_dataset_documents(self.text, log, shard)
         step = self.num_parts if self.reads_everything else 1
-        for number, document in counter.follow(enumerate(documents)):
+        for number, document in report.follow(enumerate(documents)):
             if number % step == self.number % step and self.keeps(number):
                 yield number, document
 
