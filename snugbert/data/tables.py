@@ -24,6 +24,7 @@ from snugbert.data.text_lines import (
     describe_bad_data,
     explaining_bad_data,
     read_numbered_lines,
+    read_text_lines,
 )
 from snugbert.errors import InputError, format_count, list_columns
 from snugbert.files import parse_json
@@ -159,8 +160,7 @@ def choose_separator(first: str) -> str:
 def _read_cells(
     file: Path, separator: str, quoting: Literal[0, 3], log: ReadingLog
 ) -> Iterator[tuple[int, list[str]]]:
-    lines = (line for _, line in read_numbered_lines(file, log))
-    row = 0
+    lines, row = read_text_lines(file, log), 0
     with explaining_bad_data(lambda: f"{file}, row {row + 1}"):
         # Without `strict`, a quote that is never closed would silently put the rest of the file into one cell.
         rows = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)

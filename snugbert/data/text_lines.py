@@ -172,9 +172,9 @@ class ReadingLog:
 # --- lines ------------------------------------------------------------------------------------------------------
 
 
-def read_text_lines(file: Path) -> Iterator[str]:
+def read_text_lines(file: TextFile, log: ReadingLog | None = None) -> Iterator[str]:
     """Streams the lines of a UTF-8 file, with their line ends. See [`read_numbered_lines`]."""
-    return (line for _, line in read_numbered_lines(file))
+    return (line for _, line in read_numbered_lines(file, log))
 
 
 def find_encoding(file: Path) -> str:

@@ -37,8 +37,6 @@ from snugbert.trainers.pretraining.scores import (
     sum_per_sequence,
 )
 
-EXAMPLES_PER_BATCH = 8
-
 
 def score_text(
     model: PreTrainedModel,
@@ -78,7 +76,7 @@ def score_text(
         )
         num_examples = min(len(dataset), args.max_eval_samples or len(dataset))
         with evaluating(model):
-            metrics = score_examples(model, tokenizer, dataset, num_examples, EXAMPLES_PER_BATCH)
+            metrics = score_examples(model, tokenizer, dataset, num_examples)
         if not math.isfinite(metrics["mlm_loss"]):
             raise InputError("--model_name_or_path: the loss is NaN or infinite. Choose a different checkpoint.")
         baselines = compute_baselines(dataset, train or text)
@@ -127,7 +125,7 @@ def score_examples(
     tokenizer: PreTrainedTokenizerBase,
     dataset: PretrainingDataset,
     num_examples: int,
-    batch_size: int,
+    batch_size: int = 8,
 ) -> dict[str, float]:
     """Masks and scores the first examples of a dataset.
 
@@ -137,7 +135,6 @@ def score_examples(
     takes_mask = "attention_mask" in signature(model.forward).parameters
     if not takes_mask:  # such as FNet, which would mix in padding
         batch_size = 1
-    model.eval()
     sums = []
     with Progress("scoring", num_examples, "examples") as progress:
         for start in range(0, num_examples, batch_size):

@@ -31,7 +31,7 @@ from snugbert.data.corpus.part_files import (
     CorpusFolder,
     Counts,
     PartIndex,
-    count_blocks,
+    count_block,
     damaged,
     join_counts,
     read_index,
@@ -68,7 +68,7 @@ class Corpus:
     @cached_property
     def counts(self) -> Counts:
         """Counts of the blocks."""
-        return count_blocks(self.blocks) if self.known_counts is None else self.known_counts
+        return self.known_counts or join_counts([count_block(block) for block in self.blocks])
 
     @cached_property
     def document_starts(self) -> np.ndarray:

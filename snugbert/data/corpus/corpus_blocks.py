@@ -196,15 +196,12 @@ class CachedBlocks(Blocks):
 
     def _map_bytes(self, number: int) -> np.ndarray:
         if self.is_own and not self._file(number).exists():
-            self._remove_single()
+            if self._single is not None and self._single >= self.pinned:
+                self._open.pop(self._single, None)
+                self._file(self._single).unlink(missing_ok=True)
             self.ensure([number])
             self._single = number
         return np.memmap(self._file(number), mode="r")
-
-    def _remove_single(self) -> None:
-        if self._single is not None and self._single >= self.pinned:
-            self._open.pop(self._single, None)
-            self._file(self._single).unlink(missing_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_download": None, "_stop": None}

@@ -26,11 +26,7 @@ from snugbert.storage.urls import find_entry
 
 MOST_PARTS = 256  # each part is a file to open and map
 PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
-
-
-def keep_all(number: int) -> bool:
-    """Keeps every document."""
-    return True
+Keeps = Callable[[int], bool] | None  # whether to keep a document, by its index in the part's text
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Part:
     # Of the files, relative to the common folder of all text files of the corpus. Or `dataset` and the name of the
     # dataset. They are the same on every machine.
     names: tuple[str, ...]
-    keeps: Callable[[int], bool]  # whether to keep a document, by its index in the part's text
+    keeps: Keeps  # None: all
     # Which copies to leave out. If set, each part reads all files and keeps every nth document, because finding a copy
     # requires all text before it.
     deduplicate: Deduplication | None = None
@@ -79,7 +75,7 @@ class Part:
             documents = read_dataset_documents(self.text, log, shard)
         step = self.num_parts if self.reads_everything else 1
         for number, document in report.follow(enumerate(documents)):
-            if number % step == self.number % step and self.keeps(number):
+            if number % step == self.number % step and (self.keeps is None or self.keeps(number)):
                 yield number, document
 
     def identify(self, again: bool = False) -> list[str]:
@@ -128,7 +124,7 @@ def _hash_file(file: TextFile) -> str:
 def plan_parts(
     text: TextArguments,
     num_shards: int = 1,
-    keeps: Callable[[int], bool] = keep_all,
+    keeps: Keeps = None,
     deduplicate: Deduplication | None = None,
 ) -> list[Part]:
     """Divides text into parts of consecutive files, at least one part per shard.
