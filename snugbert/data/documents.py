@@ -100,10 +100,7 @@ def read_dataset_documents(
 ) -> Iterator[list[str]]:
     """Streams the documents of a dataset from the Hub or a folder. Each row is a document.
 
-    Args:
-        log: counts what was read, and handles rows without text. By default, such rows raise an error.
-        shard: index of a shard, and number of shards. Only the files of this shard are read: consecutive files, which
-            no other shard reads. None: all files.
+    `shard`: index of a shard, and number of shards. Each shard reads files that no other shard reads. None: all files.
     """
     log = log or ReadingLog()
     rows = _load_builder(text).as_streaming_dataset(text.dataset_split)

@@ -81,12 +81,10 @@ def stored_in_model(
 
 
 def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
-    """Returns the language of a text: `--language`, or the language that the command's files store. None: unknown.
+    """Returns the language of a text: `--language`, or the first that the command's files store. None: unknown.
 
     Codes may differ in region, script or variety, such as `pt` and `pt-br`. A stored `mul` (several languages) is
     compatible with every language.
-
-    `stored`: languages of the files, the most specific first.
     """
     known = [(place, language) for place, language in (("--language", given), *stored) if language is not None]
     single = [(place, language) for place, language in known if language != SEVERAL or language == given]

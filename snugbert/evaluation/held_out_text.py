@@ -56,8 +56,7 @@ def score_text(
 
     Returns:
         The results as in `results.json`. `metrics` has `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and
-        with sentence pairs `nsp_loss` and `nsp_accuracy`. `baselines` has the same metrics, except `nsp_loss`, for
-        predictions that ignore the input, see [`compute_baselines`].
+        with sentence pairs `nsp_loss` and `nsp_accuracy`. `baselines`: of [`compute_baselines`].
     """
     limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
     if not SHORTEST_EXAMPLE <= args.max_seq_length <= limit:

@@ -103,29 +103,25 @@ class Compilation(TrainerCallback):
         passes = (state.max_steps - state.global_step) * args.gradient_accumulation_steps
         if args.torch_compile or (args.torch_compile is None and self._repays(args.device, passes)):
             backend = args.torch_compile_backend or "inductor"
-            parts = compile_model(model, backend, args.torch_compile_mode, args.device)
-            if parts:
-                logger.info(
-                    "compiling: %s. The first steps take longer (--torch_compile false: do not compile).",
-                    ", ".join(parts),
-                )
+            if parts := compile_model(model, backend, args.torch_compile_mode, args.device):
+                hint = "The first steps take longer (--torch_compile false: do not compile)."
+                logger.info("compiling: %s. %s", ", ".join(parts), hint)
 
     def _repays(self, device: torch.device, passes: int) -> bool:
         """Whether a run of this many forward and backward passes should compile. If not, logs the reason."""
         if device.type != "cuda":
             return False
-        if passes < self._passes_to_repay:
-            logger.info(
-                "not compiled: the run has %s forward and backward passes. Compiling pays off from about %s "
-                "(--torch_compile true: compile).",
-                f"{passes:,}",
-                f"{self._passes_to_repay:,}",
+        reason = (
+            find_compiler_problem(device)
+            if passes >= self._passes_to_repay
+            else (
+                f"the run has {passes:,} forward and backward passes. Compiling pays off from about "
+                f"{self._passes_to_repay:,} (--torch_compile true: compile)."
             )
-        elif problem := find_compiler_problem(device):
-            logger.info("not compiled: %s", problem)
-        else:
-            return True
-        return False
+        )
+        if reason is not None:
+            logger.info("not compiled: %s", reason)
+        return reason is None
 
 
 class RunGraphs:

@@ -142,7 +142,13 @@ def open_corpus(
         InputError: `folder` holds no complete corpus, or the corpus was prepared with a different tokenizer.
     """
     output = CorpusFolder(folder)
-    sizes = _find_all_parts(output)
+    states = output.find_states()
+    if incomplete := [name for name, state in states.items() if state]:
+        raise InputError(
+            f"{output}: {incomplete[0]} {states[incomplete[0]]}. Missing or unfinished: {len(incomplete)} of "
+            f"{len(states)} parts. Run `snugbert prepare` again for all shards."
+        )
+    sizes = output.find_parts()
     parts = [output.locate(name) for name in sizes]
     indices = ask_together(lambda entry: read_index(*entry), zip(parts, sizes.values(), strict=True))
     records = [index.record for index in indices]
@@ -164,22 +170,11 @@ def open_corpus(
     if output.url is not None:
         cache = Path(cache_dir or work_folder() / "blocks" / digest)
         blocks = CachedBlocks(mapped, cache, round(cache_gb * 1e9))
-    return Corpus(blocks, digest, output.place, sources, settings, join_counts([index.counts for index in indices]))
+    counts = join_counts([index.counts for index in indices])
+    return Corpus(blocks, digest, output.place, sources, settings, counts)
 
 
 def _map_part(part: str, index: PartIndex, vocab_size: int) -> MappedPart:
     if (highest := len(index.counts.token_ids) - 1) >= vocab_size:
         raise damaged(hide_credentials(part), f"token id {highest} is outside the vocabulary of {vocab_size}")
     return MappedPart(part, index.read_schema(), index.offsets, index.digests)
-
-
-def _find_all_parts(output: CorpusFolder) -> dict[str, int]:
-    """Returns the names of all parts of a corpus, in order, and their sizes. Raises an error if one is missing."""
-    states = output.find_states()
-    incomplete = [name for name, state in states.items() if state]
-    if incomplete:
-        raise InputError(
-            f"{output}: {incomplete[0]} {states[incomplete[0]]}. Missing or unfinished: {len(incomplete)} of "
-            f"{len(states)} parts. Run `snugbert prepare` again for all shards."
-        )
-    return output.find_parts()

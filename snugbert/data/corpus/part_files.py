@@ -347,8 +347,8 @@ class CorpusFolder:
             )
         (num_parts,) = divisions
         names = [part_name(number, num_parts) for number in range(num_parts)]
-        incomplete = {name: "has no index" if name in files else "is missing" for name in names}
-        return incomplete | dict.fromkeys(complete, "")
+        states = {name: "has no index" if name in files else "is missing" for name in names}
+        return states | dict.fromkeys(complete, "")
 
     def read_record(self, name: str, size: int | None = None) -> dict[str, Any] | None:
         """Returns the record of a part. None: the part does not exist, or is damaged. `size`: from [`find_parts`]."""
