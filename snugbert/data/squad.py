@@ -69,9 +69,8 @@ def _read_rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, Mapping
         try:
             yield from _flatten(article, where)
         except (KeyError, TypeError) as error:
-            raise InputError(
-                f"{where}: not in SQuAD's format ({error!r}). Expected the lists 'paragraphs' and 'qas'."
-            ) from error
+            message = f"{where}: not in SQuAD's format ({error!r}). Expected the lists 'paragraphs' and 'qas'."
+            raise InputError(message) from error
 
 
 def _read_articles(file: Path) -> list[Any] | None:

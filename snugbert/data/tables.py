@@ -49,8 +49,8 @@ def read_rows(
     line, or a single list of objects.
 
     `headerless_columns` are the columns of a TSV or CSV file without a header. The file has a header if its first row
-    contains the last of these names, or if none are given. `log` handles bad rows. By default, they raise an error. In
-    TSV and CSV files, bytes that are not UTF-8 raise an error unless `on_bad_text` is "replace", and broken CSV always.
+    contains the last of these names, or if none are given. `log` handles bad rows. By default, they raise an error,
+    and so do broken CSV and, unless `on_bad_text` is "replace", bytes that are not UTF-8 in TSV and CSV files.
 
     Yields the number of the row, counted from 1 with the header and empty lines, and its values by column. TSV and CSV
     values are strings. Class labels of a dataset become their names, and a missing label None.

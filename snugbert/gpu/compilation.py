@@ -111,14 +111,13 @@ class Compilation(TrainerCallback):
         """Whether a run of this many forward and backward passes should compile. If not, logs the reason."""
         if device.type != "cuda":
             return False
-        reason = (
-            find_compiler_problem(device)
-            if passes >= self._passes_to_repay
-            else (
+        if passes < self._passes_to_repay:
+            reason: str | None = (
                 f"the run has {passes:,} forward and backward passes. Compiling pays off from about "
                 f"{self._passes_to_repay:,} (--torch_compile true: compile)."
             )
-        )
+        else:
+            reason = find_compiler_problem(device)
         if reason is not None:
             logger.info("not compiled: %s", reason)
         return reason is None
@@ -209,7 +208,8 @@ class RunGraphs:
     def _reads_num_sequences(self, batch: dict[str, Any]) -> bool:
         """Whether the loss needs `num_sequences`. In regression and multi-label tasks, -100 is not padding."""
         labels, config = batch.get("labels"), self.trainer.model_config
-        if labels is None or labels.is_floating_point():
-            return labels is not None
+        if labels is None:
+            return False
         numbers = ("regression", "multi_label_classification")
-        return getattr(config, "problem_type", None) in numbers or getattr(config, "num_labels", None) == 1
+        is_numeric = getattr(config, "problem_type", None) in numbers or getattr(config, "num_labels", None) == 1
+        return is_numeric or labels.is_floating_point()

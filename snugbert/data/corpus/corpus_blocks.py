@@ -145,12 +145,13 @@ class CachedBlocks(Blocks):
         """Starts to download missing blocks, and returns. After an error, [`ensure`] retries."""
         if self._download is None and any(not self._file(number).exists() for number in numbers):
             self._stop.clear()
-            self._download = threading.Thread(target=self._try_to_fetch, args=(numbers,), daemon=True)
-            self._download.start()
 
-    def _try_to_fetch(self, numbers: Sequence[int]) -> None:
-        with suppress(InputError, OSError):
-            self._fetch_missing(numbers, self._stop)
+            def fetch() -> None:
+                with suppress(InputError, OSError):
+                    self._fetch_missing(numbers, self._stop)
+
+            self._download = threading.Thread(target=fetch, daemon=True)
+            self._download.start()
 
     def end_download(self) -> None:
         """Ends the downloads of [`ensure_later`] after the current requests. Call it before removing the folder."""

@@ -111,12 +111,8 @@ def _hash_text(file: TextFile, identity: str) -> str:
 
 
 def _hash_file(file: TextFile) -> str:
-    """Returns the digest of a text file.
-
-    A text in a bucket is read twice, for the digest and for the tokens, because the digest is at the start of a part.
-    The store's version would save one reading. But then the same text in a different place would make different parts,
-    and reading is much faster than tokenizing.
-    """
+    # A text in a bucket is read twice, for the digest and for the tokens. With the store's version instead, the same
+    # text in a different place would make different parts. Reading is much faster than tokenizing.
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
 
