@@ -4,13 +4,9 @@
 
     prepared/part-00000-of-00003.arrow part-00000-of-00003.index ...
 
-Each part is an Arrow stream, written block by block and read by memory mapping. A row is a document: `sentences` holds
-lists of token ids, and `document` is its index in the text of the part. `continues_word`, if it was requested and the
-vocabulary does not mark such tokens, has a bit for each token of the document. The schema's metadata records the
-digests of the text and the tokenizer, and the settings. `datasets.Dataset.from_file` opens a part.
-
-The index of a part stores the offsets of its blocks, see `part_files.py`. So opening a corpus reads no text. A block
-is read and verified when it is first used.
+Each part is an Arrow stream of blocks, see `part_files.py`. A row is a document: `sentences` holds lists of token ids,
+and `document` is its index in the text of the part. `continues_word`, if it was requested and the vocabulary does not
+mark such tokens, has a bit for each token. `datasets.Dataset.from_file` opens a part.
 """
 
 import logging

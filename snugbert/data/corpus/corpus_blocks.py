@@ -8,9 +8,8 @@ The cache of a bucket is a folder with a file for each block:
     00000017.block ...
 
 The folder holds the blocks of the windows in use (see `block_windows.py`), and as many of the corpus's first blocks as
-fit. A window is a random selection, so every fixed choice of blocks saves the same number of downloads. A block gets
-its name after its digest was verified and all of it was written. All processes of a machine share the folder. Only one
-process at a time changes it. A removed file stays readable in processes that have mapped it.
+fit. A window is a random selection, so every fixed choice of blocks saves the same number of downloads. All processes
+of a machine share the folder. A removed file stays readable in processes that have mapped it.
 """
 
 import hashlib
