@@ -50,8 +50,9 @@ def read_language(source: PreTrainedConfig | PreTrainedTokenizerBase) -> str | N
 
     Values that are not a code are ignored. FARM, for example, wrote `"language": "english"` into configurations.
     """
-    is_tokenizer = isinstance(source, PreTrainedTokenizerBase)
-    value = source.init_kwargs.get("language") if is_tokenizer else getattr(source, "language", None)
+    value = getattr(source, "language", None)
+    if isinstance(source, PreTrainedTokenizerBase):
+        value = source.init_kwargs.get("language")
     return value if isinstance(value, str) and LANGUAGE.fullmatch(value) else None
 
 
@@ -74,7 +75,7 @@ def stored_in_model(
 ) -> list[Stored]:
     """Returns the languages of a checkpoint, and of its tokenizer if the checkpoint stores none, or of another one."""
     language = None if name is None else read_language(config)
-    stored = [] if language is None else [(f"the checkpoint {name}", language)]
+    stored: list[Stored] = [] if language is None else [(f"the checkpoint {name}", language)]
     if stored and tokenizer_name in (None, name):
         return stored
     return [*stored, stored_in_tokenizer(tokenizer, tokenizer_name or name)]

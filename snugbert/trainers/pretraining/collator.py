@@ -1,6 +1,6 @@
 """The pretraining collator: masks examples, and packs them into a batch or formats them as text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,7 @@ class SnugBertDataCollatorForPretraining:
         generators = [self._make_generator(example) for example in examples]
         masked = [self._mask(example, rng) for example, rng in zip(examples, generators, strict=True)]
         input_ids, labels = zip(*masked, strict=True)
-        token_arrays = {"input_ids": input_ids, "labels": labels}
+        token_arrays: dict[str, Sequence[np.ndarray]] = {"input_ids": input_ids, "labels": labels}
         if "token_type_ids" in examples[0]:
             token_arrays["token_type_ids"] = [np.asarray(example["token_type_ids"]) for example in examples]
         batch = pack(token_arrays)

@@ -101,7 +101,7 @@ def compute_baselines(dataset: PretrainingDataset, train: Corpus | None) -> dict
     With pairs, `nsp_accuracy` is the accuracy of always predicting the more frequent label.
     """
     share = dataset.next_share
-    baselines = {} if share is None else {"nsp_accuracy": max(share, 1 - share)}
+    baselines: dict[str, float] = {} if share is None else {"nsp_accuracy": max(share, 1 - share)}
     return baselines if train is None else baselines | unigram_baseline(train, dataset)
 
 
