@@ -220,6 +220,8 @@ def _count_text(
     frequencies = counts / counts.sum()
     numbers = range(len(corpus.blocks)) if block_numbers is None else block_numbers
     pairs = count_bigrams((corpus.blocks[number] for number in numbers), vocab_size)
+    if pairs.nnz == 0:
+        raise InputError("--bigram_init: every document is a single token, so there are no bigrams. Use more text.")
     return frequencies, [weigh_bigrams(matrix, frequencies) for matrix in (pairs, pairs.T.tocsr())]
 
 
