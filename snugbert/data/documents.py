@@ -22,7 +22,7 @@ from snugbert.data.text_lines import (
     TextFile,
     explaining_bad_data,
     measure_file,
-    read_numbered_lines,
+    read_text_lines,
 )
 from snugbert.errors import InputError, explain_files, join_lines, list_columns
 from snugbert.storage.urls import find_entries, hide_credentials, is_url
@@ -63,14 +63,9 @@ def match_files(patterns: Sequence[str]) -> list[Path]:
     return list(files)
 
 
-def locate_file(file: TextFile) -> str:
-    """Returns the absolute path of a file, or its URL without credentials."""
-    return str(file) if isinstance(file, RemoteText) else str(file.resolve())
-
-
 def name_files(files: Sequence[TextFile]) -> list[str]:
     """Names files relative to their common folder, so that the names are the same on every machine."""
-    paths = [locate_file(file).split("/") for file in files]
+    paths = [str(file if isinstance(file, RemoteText) else file.resolve()).split("/") for file in files]
     folders = zip(*(path[:-1] for path in paths), strict=False)
     depth = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, folders))
     return ["/".join(path[depth:]) for path in paths]
@@ -80,8 +75,7 @@ def read_lines(files: Iterable[TextFile], text_column: str = "text", log: Readin
     """Reads the lines of all documents, without document boundaries. Streams text files line by line."""
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
-            lines = (line for _, line in read_numbered_lines(file, log))
-            yield from (stripped for line in lines if (stripped := line.strip()))
+            yield from (stripped for line in read_text_lines(file, log) if (stripped := line.strip()))
         else:
             yield from chain.from_iterable(read_documents([file], text_column, log))
 
@@ -93,7 +87,8 @@ def read_documents(
     log = log or ReadingLog()
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
-            yield from _group_lines(line for _, line in read_numbered_lines(file, log))
+            stripped = map(str.strip, read_text_lines(file, log))
+            yield from (list(lines) for is_text, lines in groupby(stripped, bool) if is_text)
         elif file.name.endswith(".parquet"):
             yield from _split_rows(_read_parquet_rows(file, text_column, log), text_column, file, log)
         else:
@@ -105,26 +100,17 @@ def read_dataset_documents(
 ) -> Iterator[list[str]]:
     """Streams the documents of a dataset from the Hub or a folder. Each row is a document.
 
-    Args:
-        log: counts what was read, and handles rows without text. By default, such rows raise an error.
-        shard: index of a shard, and number of shards. Only the files of this shard are read: consecutive files, which
-            no other shard reads. None: all files.
+    `shard`: index of a shard, and number of shards. Each shard reads files that no other shard reads. None: all files.
     """
     log = log or ReadingLog()
     rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
     if shard is not None:
         rows = rows.shard(index=shard[0], num_shards=shard[1])
     source, number = f"dataset {text.dataset_name}", 0
-
-    def count_rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
-        nonlocal number
-        for row in rows:
-            number += 1
-            yield number, row
-
     try:
         with log.follow(lambda: number):
-            yield from _split_rows(count_rows(), text.text_column_name, source, log)
+            for number, row in enumerate(rows, start=1):
+                yield from _split_rows([(number, row)], text.text_column_name, source, log)
     except InputError:
         raise
     except ValueError as error:  # the datasets library stops at text that is not UTF-8 or not JSON
@@ -162,13 +148,6 @@ def _load_builder(text: TextArguments) -> "DatasetBuilder":
         reason = join_lines(error)
         raise InputError(f"--dataset_name: {name!r} with split {split!r} cannot be loaded: {reason}") from error
     return builder
-
-
-def _group_lines(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Splits the lines of a text file into documents at blank lines."""
-    for is_text, document in groupby(map(str.strip, lines), bool):
-        if is_text:
-            yield list(document)
 
 
 def _split_rows(

@@ -6,7 +6,7 @@ when it loads, saves and pushes a tokenizer or a model.
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -18,11 +18,8 @@ DEFAULT = "en"  # the language of text if none is given or stored
 SEVERAL = "mul"  # ISO 639-2: several languages
 
 
-class Stored(NamedTuple):
-    """The language of a file or folder. None: it stores no language."""
-
-    place: str
-    language: str | None
+# A file or folder, and the language that it stores. None: it stores no language.
+Stored = tuple[str, str | None]
 
 
 def check_language(code: str) -> None:
@@ -53,10 +50,9 @@ def read_language(source: PreTrainedConfig | PreTrainedTokenizerBase) -> str | N
 
     Values that are not a code are ignored. FARM, for example, wrote `"language": "english"` into configurations.
     """
+    value = getattr(source, "language", None)
     if isinstance(source, PreTrainedTokenizerBase):
         value = source.init_kwargs.get("language")
-    else:
-        value = getattr(source, "language", None)
     return value if isinstance(value, str) and LANGUAGE.fullmatch(value) else None
 
 
@@ -71,35 +67,28 @@ def store_language(language: str | None, *targets: PreTrainedConfig | PreTrained
 
 def stored_in_tokenizer(tokenizer: PreTrainedTokenizerBase, name: Any) -> Stored:
     """Returns the language of a tokenizer. `name` is its folder or Hub name."""
-    return Stored(f"the tokenizer {name}", read_language(tokenizer))
+    return f"the tokenizer {name}", read_language(tokenizer)
 
 
 def stored_in_model(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str | None, tokenizer_name: str | None
 ) -> list[Stored]:
-    """Returns the languages of a checkpoint and of a tokenizer.
-
-    A language stored in the checkpoint replaces the language of its own tokenizer.
-    """
-    in_tokenizer = stored_in_tokenizer(tokenizer, tokenizer_name or name)
-    if name is None:
-        return [in_tokenizer]
-    in_checkpoint = Stored(f"the checkpoint {name}", read_language(config))
-    if in_checkpoint.language is not None and tokenizer_name in (None, name):
-        return [in_checkpoint]
-    return [in_checkpoint, in_tokenizer]
+    """Returns the languages of a checkpoint, and of its tokenizer if the checkpoint stores none, or of another one."""
+    language = None if name is None else read_language(config)
+    stored: list[Stored] = [] if language is None else [(f"the checkpoint {name}", language)]
+    if stored and tokenizer_name in (None, name):
+        return stored
+    return [*stored, stored_in_tokenizer(tokenizer, tokenizer_name or name)]
 
 
 def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
-    """Returns the language of a text: `--language`, or the language that the command's files store. None: unknown.
+    """Returns the language of a text: `--language`, or the first that the command's files store. None: unknown.
 
     Codes may differ in region, script or variety, such as `pt` and `pt-br`. A stored `mul` (several languages) is
     compatible with every language.
-
-    `stored`: languages of the files, the most specific first.
     """
-    known = [each for each in (Stored("--language", given), *stored) if each.language is not None]
-    single = [(place, str(language)) for place, language in known if language != SEVERAL or language == given]
+    known = [(place, language) for place, language in (("--language", given), *stored) if language is not None]
+    single = [(place, language) for place, language in known if language != SEVERAL or language == given]
     for place, language in single:
         if primary_language(language) != primary_language(single[0][1]):
             raise InputError(

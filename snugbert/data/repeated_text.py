@@ -6,7 +6,7 @@ the same hash with a probability of 6e-6.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,9 +25,11 @@ HIGH_SHARE = 0.1
 
 @dataclass
 class RepeatedText:
-    """How much of a text is repeated, before copies are left out."""
+    """Counts how much of a text is repeated, and leaves out copies on request."""
 
-    left_out: Deduplication | None  # "lines" or "documents" if the corpus does not contain the copies
+    # "lines": each line that is equal to an earlier line, and documents that have no lines left. "documents": each
+    # document that is equal to an earlier document. None: nothing is left out.
+    left_out: Deduplication | None = None
     lines: int = 0
     copied_lines: int = 0  # copies of earlier lines
     documents: int = 0
@@ -35,6 +37,33 @@ class RepeatedText:
     characters: int = 0
     copied_characters: int = 0  # characters of copied lines
     is_complete: bool = True
+
+    def __post_init__(self):
+        self._seen: set[int] = set()  # hashes of lines
+        self._seen_documents: set[int] = set()
+
+    def follow(self, documents: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+        """Counts numbered documents, which are read in order. Yields them without the copies to leave out."""
+        for number, document in documents:
+            if self.left_out is None and len(self._seen) >= MOST_COUNTED:
+                self.is_complete = False
+                yield number, document
+            elif kept := self._count(document):
+                yield number, kept
+
+    def _count(self, document: list[str]) -> list[str]:
+        new = [line for line in document if _add(line, self._seen)]
+        is_new = _add(tuple(document), self._seen_documents)
+        characters = sum(map(len, document))
+        self.lines += len(document)
+        self.copied_lines += len(document) - len(new)
+        self.documents += 1
+        self.copied_documents += not is_new
+        self.characters += characters
+        self.copied_characters += characters - sum(map(len, new))
+        if self.left_out == "documents":
+            return document if is_new else []
+        return new if self.left_out == "lines" else document
 
     def __str__(self) -> str:
         text = (
@@ -63,6 +92,13 @@ class RepeatedText:
         )
 
 
+def _add(item: Hashable, seen: set[int]) -> bool:
+    """Adds the hash of an item, and returns whether it is new."""
+    is_new = hash(item) not in seen
+    seen.add(hash(item))
+    return is_new
+
+
 def write_report(folder: Path, report: RepeatedText) -> None:
     """Writes the report of a corpus to its folder."""
     write_atomically(folder / REPORT_NAME, json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n")
@@ -76,47 +112,3 @@ def read_report(folder: Path | str) -> RepeatedText | None:
             return RepeatedText(**json.load(stream))
     except (OSError, ValueError, TypeError):
         return None
-
-
-class RepeatCounter:
-    """Counts the copies in a text that is read in order, and leaves them out on request.
-
-    Args:
-        deduplicate: "lines" leaves out each line that is equal to an earlier line, and documents that have no lines
-            left. "documents" leaves out each document that is equal to an earlier document.
-    """
-
-    def __init__(self, deduplicate: Deduplication | None = None):
-        self.report = RepeatedText(deduplicate)
-        self._lines: set[int] = set()  # hashes
-        self._documents: set[int] = set()
-
-    def follow(self, documents: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-        """Yields numbered documents, without the copies to leave out."""
-        for number, document in documents:
-            if self.report.left_out is None and len(self._lines) >= MOST_COUNTED:
-                self.report.is_complete = False
-                yield number, document
-            elif kept := self._count(document):
-                yield number, kept
-
-    def _count(self, document: list[str]) -> list[str]:
-        report, key = self.report, hash(tuple(document))
-        new = [line for line in document if self._is_new(line)]
-        is_copy = key in self._documents
-        self._documents.add(key)
-        report.documents += 1
-        report.copied_documents += is_copy
-        if report.left_out == "documents":
-            return [] if is_copy else document
-        return new if report.left_out == "lines" else document
-
-    def _is_new(self, line: str) -> bool:
-        report, key = self.report, hash(line)
-        is_copy = key in self._lines
-        self._lines.add(key)
-        report.lines += 1
-        report.copied_lines += is_copy
-        report.characters += len(line)
-        report.copied_characters += len(line) * is_copy
-        return not is_copy

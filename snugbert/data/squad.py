@@ -6,6 +6,7 @@ Questions are kept in memory. SQuAD v2.0 has 130,000 training questions.
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,9 +69,8 @@ def _read_rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, Mapping
         try:
             yield from _flatten(article, where)
         except (KeyError, TypeError) as error:
-            raise InputError(
-                f"{where}: not in SQuAD's format ({error!r}). Expected the lists 'paragraphs' and 'qas'."
-            ) from error
+            message = f"{where}: not in SQuAD's format ({error!r}). Expected the lists 'paragraphs' and 'qas'."
+            raise InputError(message) from error
 
 
 def _read_articles(file: Path) -> list[Any] | None:
@@ -157,7 +157,12 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     unanswered = [question for question in questions if not question.answers]
     logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))
     if not training:
-        _check_ids(questions)
+        counts = Counter(question.id for question in questions)
+        for question in questions:
+            if counts[question.id] > 1:
+                raise InputError(
+                    f"{question.row}: another question has the same id, {question.id}. Ids must be unique."
+                )
         if not can_be_scored(questions):
             logger.warning("%s: no reference answers. Predictions are not scored.", name)
             return questions
@@ -191,16 +196,6 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     if training and not any(question.answers for question in checked):
         raise InputError(f"{name}: no question has an answer in its context. Check 'answers' and 'answer_start'.")
     return checked
-
-
-def _check_ids(questions: list[Question]) -> None:
-    rows: dict[str, str] = {}
-    for question in questions:
-        if question.id in rows:
-            raise InputError(
-                f"{question.row}: {rows[question.id]} has the same id, {question.id}. Ids must be unique."
-            )
-        rows[question.id] = question.row
 
 
 def can_be_scored(questions: list[Question]) -> bool:

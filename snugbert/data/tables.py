@@ -24,6 +24,7 @@ from snugbert.data.text_lines import (
     describe_bad_data,
     explaining_bad_data,
     read_numbered_lines,
+    read_text_lines,
 )
 from snugbert.errors import InputError, format_count, list_columns
 from snugbert.files import parse_json
@@ -47,16 +48,12 @@ def read_rows(
     file is the first of comma, semicolon and tab that occurs in the first line. JSON files contain one object per
     line, or a single list of objects.
 
-    Args:
-        headerless_columns: column names of a TSV or CSV file without a header. The file has a header if its first row
-            contains the last of these names, or if none are given.
-        log: counts what was read, and handles bad rows. By default, bad rows raise an error. In TSV and CSV files,
-            bytes that are not UTF-8 raise an error unless `on_bad_text` is "replace". Broken CSV always raises an
-            error.
+    `headerless_columns` are the columns of a TSV or CSV file without a header. The file has a header if its first row
+    contains the last of these names, or if none are given. `log` handles bad rows. By default, they raise an error,
+    and so do broken CSV and, unless `on_bad_text` is "replace", bytes that are not UTF-8 in TSV and CSV files.
 
-    Yields:
-        The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
-        TSV and CSV values are strings. Class labels of a dataset become their names, and a missing label None.
+    Yields the number of the row, counted from 1 with the header and empty lines, and its values by column. TSV and CSV
+    values are strings. Class labels of a dataset become their names, and a missing label None.
     """
     if isinstance(source, Dataset):
         return _read_dataset_rows(source)
@@ -146,8 +143,7 @@ def check_header(source: Path | str, header: Sequence[str]) -> None:
 def find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
     """Returns the separator of a CSV file. Bytes that are not UTF-8 are an error unless `on_bad_text` is "replace"."""
     log = ReadingLog("replace" if on_bad_text == "replace" else None)
-    _, first = next(read_numbered_lines(file, log), (1, ""))
-    return choose_separator(first)
+    return choose_separator(next(read_text_lines(file, log), ""))
 
 
 def choose_separator(first: str) -> str:
@@ -159,8 +155,7 @@ def choose_separator(first: str) -> str:
 def _read_cells(
     file: Path, separator: str, quoting: Literal[0, 3], log: ReadingLog
 ) -> Iterator[tuple[int, list[str]]]:
-    lines = (line for _, line in read_numbered_lines(file, log))
-    row = 0
+    lines, row = read_text_lines(file, log), 0
     with explaining_bad_data(lambda: f"{file}, row {row + 1}"):
         # Without `strict`, a quote that is never closed would silently put the rest of the file into one cell.
         rows = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)

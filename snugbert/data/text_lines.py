@@ -96,23 +96,18 @@ def explaining_bad_data(place: Callable[[], str]) -> Iterator[None]:
 
 
 class ReadingLog:
-    """Records how much of a corpus was read, and handles bad text.
-
-    Bad text is a line that is not UTF-8, a row that is not JSON, or a row without text.
+    """Records how much of a corpus was read, and handles bad text: lines that are not UTF-8, and rows without text.
 
     Args:
         on_bad_text: "error" raises an [`InputError`], "skip" leaves out the line or row, and "replace" puts U+FFFD in
             place of bad bytes and leaves out other bad rows. None: like "error", for commands without `--on_bad_text`.
         report: called with a sentence about each bad line or row that is left out or repaired.
-
-    Attributes:
-        left_out, repaired: number of lines and rows.
     """
 
     def __init__(self, on_bad_text: OnBadText | None = None, report: Callable[[str], None] | None = None):
         self.on_bad_text = on_bad_text
         self._report = report
-        self.left_out = self.repaired = 0
+        self.left_out = self.repaired = 0  # lines and rows
         self._first = ""
         self._read_before = 0
         self._tell: Callable[[], int] = lambda: 0
@@ -172,9 +167,9 @@ class ReadingLog:
 # --- lines ------------------------------------------------------------------------------------------------------
 
 
-def read_text_lines(file: Path) -> Iterator[str]:
+def read_text_lines(file: TextFile, log: ReadingLog | None = None) -> Iterator[str]:
     """Streams the lines of a UTF-8 file, with their line ends. See [`read_numbered_lines`]."""
-    return (line for _, line in read_numbered_lines(file))
+    return (line for _, line in read_numbered_lines(file, log))
 
 
 def find_encoding(file: Path) -> str:

@@ -170,10 +170,8 @@ def map_in_order(
 ) -> Iterator[Result]:
     """Like `map`, in several processes. A single item, or a call inside a data worker, starts no process.
 
-    Args:
-        function: must be picklable where processes are not forked.
-        items: read only a little ahead of the results, so they need not fit into memory.
-        may_fork: whether processes may be forked on Linux. A forked process could not use a GPU.
+    `items` are read only a little ahead of the results, so they need not fit into memory. If processes are not forked,
+    `function` must be picklable. `may_fork`: whether they may be, on Linux. A forked process could not use a GPU.
     """
     first = list(islice(items, 2))
     items = chain(first, items)

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,22 +115,30 @@ def _check_card(name: str | None) -> Path:
     return card
 
 
-def _evaluate_text(model_args: EvaluatedModelArguments, text_args: HeldOutTextArguments, seed: int) -> _Section:
+def _load_and_score(
+    score: Callable[..., dict[str, Any]], model_args: EvaluatedModelArguments, seed: int, **requirements: Any
+) -> dict[str, Any]:
+    """Scores a model, and adds the time that it took. `requirements` are options of [`load_masked_model`]."""
     set_seed(seed)
-    model, tokenizer = load_masked_model(model_args, sentence_pairs=not text_args.no_nsp)
+    model, tokenizer = load_masked_model(model_args, **requirements)
     start = time.perf_counter()
     with torch.autocast(model.device.type, torch.bfloat16, enabled=model_args.bf16):
-        scores = score_text(model, tokenizer, text_args, cache_dir=model_args.cache_dir)
-    duration = time.perf_counter() - start
+        scores = score(model, tokenizer)
+    return {**scores, "seconds": time.perf_counter() - start}
+
+
+def _evaluate_text(model_args: EvaluatedModelArguments, text_args: HeldOutTextArguments, seed: int) -> _Section:
+    score = partial(score_text, args=text_args, cache_dir=model_args.cache_dir)
+    scores = _load_and_score(score, model_args, seed, sentence_pairs=not text_args.no_nsp)
     metrics, baselines, frequencies = scores["metrics"], scores["baselines"], scores["token_frequencies"]
     description = _describe_text(scores)
     print(f"Held-out text: {scores['dataset']}. {description}")
     print(format_comparison(metrics, baselines, PAIR_TASKS.get(scores["objective"])))
     print(f"The baseline predicts tokens by their frequency in the {frequencies}.")
-    print(f"Time: {format_duration(duration)}\n")
+    print(f"Time: {format_duration(scores['seconds'])}\n")
     results = format_results(metrics, baselines, frequencies)
     return _Section(
-        {**scores, "seconds": duration},
+        scores,
         f"# Held-out text: {escape(scores['dataset'])}\n\n{description}\n\n{results}",
         metric_eval_results(metrics, scores["dataset"]),
     )
@@ -146,19 +155,15 @@ def _describe_text(results: dict[str, Any]) -> str:
 def _evaluate_pairs(
     model_args: EvaluatedModelArguments, files: Sequence[Path], pairs: Sequence[MinimalPair], seed: int
 ) -> _Section:
-    set_seed(seed)
-    model, tokenizer = load_masked_model(model_args, required=["mask_token"])
-    start = time.perf_counter()
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=model_args.bf16):
-        scores = score_pairs(model, tokenizer, pairs)
-    duration = time.perf_counter() - start
-    print(f"{_make_phenomena_table(scores)}\nTime: {format_duration(duration)}\n")
+    scores = _load_and_score(partial(score_pairs, pairs=pairs), model_args, seed, required=["mask_token"])
+    phenomena, paradigms = _make_pairs_tables(scores)
+    print(f"{phenomena}\nTime: {format_duration(scores['seconds'])}\n")
     # Several files are usually one benchmark, in a separate folder.
     folders = sorted({file.resolve().parent.name for file in files})
     dataset = describe_file(files[0]) if len(files) == 1 else join_names(folders)
     return _Section(
-        {"dataset": dataset, **scores, "seconds": duration},
-        f"# Minimal pairs: {escape(dataset)}\n\n{_make_pairs_tables(scores)}",
+        {"dataset": dataset, **scores},
+        f"# Minimal pairs: {escape(dataset)}\n\n{phenomena}\n\n{paradigms}",
         [
             eval_result(
                 scores["accuracy"][variant],
@@ -173,30 +178,29 @@ def _evaluate_pairs(
     )
 
 
-def _make_pairs_tables(results: dict[str, Any]) -> str:
-    """Returns Markdown tables of phenomena and paradigms."""
-    paradigms = [
-        (name, paradigm["phenomenon"].replace("_", " "), paradigm["pairs"], *_percent(paradigm))
-        for name, paradigm in results["paradigms"].items()
-    ]
-    return f"{_make_phenomena_table(results)}\n\n{table(('paradigm', 'phenomenon', 'pairs', *TITLES), paradigms)}"
+def _make_pairs_tables(results: dict[str, Any]) -> tuple[str, str]:
+    """Returns Markdown tables of phenomena, with their mean, and of paradigms."""
 
+    def percent(group: dict[str, Any]) -> list[str]:
+        return [f"{100 * group['accuracy'][variant]:.1f}" for variant in VARIANTS]
 
-def _make_phenomena_table(results: dict[str, Any]) -> str:
-    """Returns a Markdown table of the phenomena and their mean."""
-    rows = [
-        (name.replace("_", " "), group["paradigms"], group["pairs"], *_percent(group))
+    phenomena = [
+        (name.replace("_", " "), group["paradigms"], group["pairs"], *percent(group))
         for name, group in results["phenomena"].items()
     ]
-    rows.append(("mean over paradigms", len(results["paradigms"]), results["pairs"], *_percent(results)))
-    return (
+    phenomena.append(("mean over paradigms", len(results["paradigms"]), results["pairs"], *percent(results)))
+    paradigms = [
+        (name, paradigm["phenomenon"].replace("_", " "), paradigm["pairs"], *percent(paradigm))
+        for name, paradigm in results["paradigms"].items()
+    ]
+    explanation = (
         "Percent of pairs in which the model finds the acceptable sentence more likely. Ties count as wrong. Chance "
-        f"is 50. PLL: pseudo-log-likelihood.\n\n{table(('phenomenon', 'paradigms', 'pairs', *TITLES), rows)}"
+        "is 50. PLL: pseudo-log-likelihood."
     )
-
-
-def _percent(group: dict[str, Any]) -> list[str]:
-    return [f"{100 * group['accuracy'][variant]:.1f}" for variant in VARIANTS]
+    return (
+        f"{explanation}\n\n{table(('phenomenon', 'paradigms', 'pairs', *TITLES), phenomena)}",
+        table(("paradigm", "phenomenon", "pairs", *TITLES), paradigms),
+    )
 
 
 def _update_card(file: Path, eval_results: list[EvalResult]) -> None:

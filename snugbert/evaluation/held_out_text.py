@@ -37,8 +37,6 @@ from snugbert.trainers.pretraining.scores import (
     sum_per_sequence,
 )
 
-EXAMPLES_PER_BATCH = 8
-
 
 def score_text(
     model: PreTrainedModel,
@@ -58,8 +56,7 @@ def score_text(
 
     Returns:
         The results as in `results.json`. `metrics` has `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and
-        with sentence pairs `nsp_loss` and `nsp_accuracy`. `baselines` has the same metrics, except `nsp_loss`, for
-        predictions that ignore the input, see [`compute_baselines`].
+        with sentence pairs `nsp_loss` and `nsp_accuracy`. `baselines`: of [`compute_baselines`].
     """
     limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
     if not SHORTEST_EXAMPLE <= args.max_seq_length <= limit:
@@ -78,7 +75,7 @@ def score_text(
         )
         num_examples = min(len(dataset), args.max_eval_samples or len(dataset))
         with evaluating(model):
-            metrics = score_examples(model, tokenizer, dataset, num_examples, EXAMPLES_PER_BATCH)
+            metrics = score_examples(model, tokenizer, dataset, num_examples)
         if not math.isfinite(metrics["mlm_loss"]):
             raise InputError("--model_name_or_path: the loss is NaN or infinite. Choose a different checkpoint.")
         baselines = compute_baselines(dataset, train or text)
@@ -127,7 +124,7 @@ def score_examples(
     tokenizer: PreTrainedTokenizerBase,
     dataset: PretrainingDataset,
     num_examples: int,
-    batch_size: int,
+    batch_size: int = 8,
 ) -> dict[str, float]:
     """Masks and scores the first examples of a dataset.
 
@@ -137,7 +134,6 @@ def score_examples(
     takes_mask = "attention_mask" in signature(model.forward).parameters
     if not takes_mask:  # such as FNet, which would mix in padding
         batch_size = 1
-    model.eval()
     sums = []
     with Progress("scoring", num_examples, "examples") as progress:
         for start in range(0, num_examples, batch_size):

@@ -5,7 +5,6 @@ answer. As in BLiMP, accuracies are computed for each paradigm (`UID`), and all 
 paradigms.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from snugbert.data.documents import name_files
 from snugbert.data.sources import describe_file, uncompressed_name
 from snugbert.data.tables import read_rows
 from snugbert.data.text_lines import read_numbered_lines
@@ -41,8 +41,11 @@ class MinimalPair(NamedTuple):
 def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list[MinimalPair]:
     """Reads the pairs of all files."""
     pairs: list[MinimalPair] = []
-    for file, name in zip(files, _name_files(files), strict=True):
+    names = [describe_file(file) for file in files]
+    for file, name, path in zip(files, names, name_files(files), strict=True):
         count = len(pairs)
+        if names.count(name) > 1:
+            name = path
         for row, values in _read_rows(file):
             good = _read_sentence(file, row, values, "good", good_column)
             bad = _read_sentence(file, row, values, "bad", bad_column)
@@ -71,16 +74,6 @@ def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 f"{file}, line {row}: the next line must be the other sentence of the pair. Write pairs as two lines."
             )
         yield row, {BAD: bad, GOOD: good, PHENOMENON: phenomenon}
-
-
-def _name_files(files: Sequence[Path]) -> list[str]:
-    """Returns the names of files, with their folders if another file has the same name."""
-    names = [describe_file(file) for file in files]
-    folder = os.path.commonpath([file.resolve().parent for file in files]) if files else ""
-    return [
-        name if names.count(name) == 1 else file.resolve().relative_to(folder).as_posix()
-        for name, file in zip(names, files, strict=True)
-    ]
 
 
 def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, column: str) -> str:

@@ -103,29 +103,24 @@ class Compilation(TrainerCallback):
         passes = (state.max_steps - state.global_step) * args.gradient_accumulation_steps
         if args.torch_compile or (args.torch_compile is None and self._repays(args.device, passes)):
             backend = args.torch_compile_backend or "inductor"
-            parts = compile_model(model, backend, args.torch_compile_mode, args.device)
-            if parts:
-                logger.info(
-                    "compiling: %s. The first steps take longer (--torch_compile false: do not compile).",
-                    ", ".join(parts),
-                )
+            if parts := compile_model(model, backend, args.torch_compile_mode, args.device):
+                hint = "The first steps take longer (--torch_compile false: do not compile)."
+                logger.info("compiling: %s. %s", ", ".join(parts), hint)
 
     def _repays(self, device: torch.device, passes: int) -> bool:
         """Whether a run of this many forward and backward passes should compile. If not, logs the reason."""
         if device.type != "cuda":
             return False
         if passes < self._passes_to_repay:
-            logger.info(
-                "not compiled: the run has %s forward and backward passes. Compiling pays off from about %s "
-                "(--torch_compile true: compile).",
-                f"{passes:,}",
-                f"{self._passes_to_repay:,}",
+            reason: str | None = (
+                f"the run has {passes:,} forward and backward passes. Compiling pays off from about "
+                f"{self._passes_to_repay:,} (--torch_compile true: compile)."
             )
-        elif problem := find_compiler_problem(device):
-            logger.info("not compiled: %s", problem)
         else:
-            return True
-        return False
+            reason = find_compiler_problem(device)
+        if reason is not None:
+            logger.info("not compiled: %s", reason)
+        return reason is None
 
 
 class RunGraphs:
@@ -213,7 +208,8 @@ class RunGraphs:
     def _reads_num_sequences(self, batch: dict[str, Any]) -> bool:
         """Whether the loss needs `num_sequences`. In regression and multi-label tasks, -100 is not padding."""
         labels, config = batch.get("labels"), self.trainer.model_config
-        if labels is None or labels.is_floating_point():
-            return labels is not None
+        if labels is None:
+            return False
         numbers = ("regression", "multi_label_classification")
-        return getattr(config, "problem_type", None) in numbers or getattr(config, "num_labels", None) == 1
+        is_numeric = getattr(config, "problem_type", None) in numbers or getattr(config, "num_labels", None) == 1
+        return is_numeric or labels.is_floating_point()

@@ -13,7 +13,6 @@ from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.data.documents import split_sentences
 from snugbert.data.languages import (
-    Stored,
     choose_language,
     read_language,
     store_language,
@@ -52,7 +51,7 @@ def test_a_region_has_the_rules_of_its_language(code, number):
     ],
 )
 def test_a_contradiction_names_both(given, stored, chosen):
-    files = [Stored(f"the file {index}", language) for index, language in enumerate(stored)]
+    files = [(f"the file {index}", language) for index, language in enumerate(stored)]
     if chosen is not None and " " in chosen:
         with pytest.raises(InputError) as raised:
             choose_language(given, files)
@@ -80,9 +79,9 @@ def test_configurations_and_tokenizers_keep_the_language(tmp_path):
         assert read_language(tokenizer_class.from_pretrained(tmp_path / "again")) == "de"
     # The checkpoint's language replaces the one of its own tokenizer, but not of another.
     config.language = "fr"
-    assert [each.language for each in stored_in_model(config, tokenizer, "model", None)] == ["fr"]
-    assert [each.language for each in stored_in_model(config, tokenizer, "model", "tok")] == ["fr", "de"]
-    assert [each.language for each in stored_in_model(config, tokenizer, None, "tok")] == ["de"]
+    assert [language for _, language in stored_in_model(config, tokenizer, "model", None)] == ["fr"]
+    assert [language for _, language in stored_in_model(config, tokenizer, "model", "tok")] == ["fr", "de"]
+    assert [language for _, language in stored_in_model(config, tokenizer, None, "tok")] == ["de"]
 
 
 @pytest.mark.parametrize("value", ["english", "German", ["de"], 5, None, ""])

@@ -16,7 +16,7 @@ from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.corpus.preparation import prepare_parts
 from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.documents import read_documents
-from snugbert.data.repeated_text import RepeatCounter, read_report
+from snugbert.data.repeated_text import RepeatedText, read_report
 from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 
@@ -113,10 +113,9 @@ def test_only_a_call_that_reads_everything_writes_a_report(documents, tmp_path, 
 def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch):
     monkeypatch.setattr(repeated_text, "MOST_COUNTED", 50)
     for what in (None, "lines"):
-        counter = RepeatCounter(what)
-        followed = [document for _, document in counter.follow(enumerate(documents))]
+        report = RepeatedText(what)
+        followed = [document for _, document in report.follow(enumerate(documents))]
         assert followed == (leave_out(documents, what) if what else documents)
-        report = counter.report
         assert report.is_complete == bool(what)
         assert ("Only the text up to 50 different lines was counted" in str(report)) != bool(what)
 

@@ -4,13 +4,9 @@
 
     prepared/part-00000-of-00003.arrow part-00000-of-00003.index ...
 
-Each part is an Arrow stream, written block by block and read by memory mapping. A row is a document: `sentences` holds
-lists of token ids, and `document` is its index in the text of the part. `continues_word`, if it was requested and the
-vocabulary does not mark such tokens, has a bit for each token of the document. The schema's metadata records the
-digests of the text and the tokenizer, and the settings. `datasets.Dataset.from_file` opens a part.
-
-The index of a part stores the offsets of its blocks, see `part_files.py`. So opening a corpus reads no text. A block
-is read and verified when it is first used.
+Each part is an Arrow stream of blocks, see `part_files.py`. A row is a document: `sentences` holds lists of token ids,
+and `document` is its index in the text of the part. `continues_word`, if it was requested and the vocabulary does not
+mark such tokens, has a bit for each token. `datasets.Dataset.from_file` opens a part.
 """
 
 import logging
@@ -24,14 +20,14 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus.corpus_blocks import Blocks, CachedBlocks, MappedPart
-from snugbert.data.corpus.corpus_folder import CorpusFolder
 from snugbert.data.corpus.part_files import (
     TEXT,
     WORDS,
     Block,
+    CorpusFolder,
     Counts,
     PartIndex,
-    count_blocks,
+    count_block,
     damaged,
     join_counts,
     read_index,
@@ -68,7 +64,7 @@ class Corpus:
     @cached_property
     def counts(self) -> Counts:
         """Counts of the blocks."""
-        return count_blocks(self.blocks) if self.known_counts is None else self.known_counts
+        return self.known_counts or join_counts([count_block(block) for block in self.blocks])
 
     @cached_property
     def document_starts(self) -> np.ndarray:
@@ -142,7 +138,13 @@ def open_corpus(
         InputError: `folder` holds no complete corpus, or the corpus was prepared with a different tokenizer.
     """
     output = CorpusFolder(folder)
-    sizes = _find_all_parts(output)
+    states = output.find_states()
+    if incomplete := [name for name, state in states.items() if state]:
+        raise InputError(
+            f"{output}: {incomplete[0]} {states[incomplete[0]]}. Missing or unfinished: {len(incomplete)} of "
+            f"{len(states)} parts. Run `snugbert prepare` again for all shards."
+        )
+    sizes = output.find_parts()
     parts = [output.locate(name) for name in sizes]
     indices = ask_together(lambda entry: read_index(*entry), zip(parts, sizes.values(), strict=True))
     records = [index.record for index in indices]
@@ -164,22 +166,11 @@ def open_corpus(
     if output.url is not None:
         cache = Path(cache_dir or work_folder() / "blocks" / digest)
         blocks = CachedBlocks(mapped, cache, round(cache_gb * 1e9))
-    return Corpus(blocks, digest, output.place, sources, settings, join_counts([index.counts for index in indices]))
+    counts = join_counts([index.counts for index in indices])
+    return Corpus(blocks, digest, output.place, sources, settings, counts)
 
 
 def _map_part(part: str, index: PartIndex, vocab_size: int) -> MappedPart:
     if (highest := len(index.counts.token_ids) - 1) >= vocab_size:
         raise damaged(hide_credentials(part), f"token id {highest} is outside the vocabulary of {vocab_size}")
     return MappedPart(part, index.read_schema(), index.offsets, index.digests)
-
-
-def _find_all_parts(output: CorpusFolder) -> dict[str, int]:
-    """Returns the names of all parts of a corpus, in order, and their sizes. Raises an error if one is missing."""
-    states = output.find_states()
-    incomplete = [name for name, state in states.items() if state]
-    if incomplete:
-        raise InputError(
-            f"{output}: {incomplete[0]} {states[incomplete[0]]}. Missing or unfinished: {len(incomplete)} of "
-            f"{len(states)} parts. Run `snugbert prepare` again for all shards."
-        )
-    return output.find_parts()

@@ -8,9 +8,8 @@ The cache of a bucket is a folder with a file for each block:
     00000017.block ...
 
 The folder holds the blocks of the windows in use (see `block_windows.py`), and as many of the corpus's first blocks as
-fit. A window is a random selection, so every fixed choice of blocks saves the same number of downloads. A block gets
-its name after its digest was verified and all of it was written. All processes of a machine share the folder. Only one
-process at a time changes it. A removed file stays readable in processes that have mapped it.
+fit. A window is a random selection, so every fixed choice of blocks saves the same number of downloads. All processes
+of a machine share the folder. A removed file stays readable in processes that have mapped it.
 """
 
 import hashlib
@@ -145,12 +144,13 @@ class CachedBlocks(Blocks):
         """Starts to download missing blocks, and returns. After an error, [`ensure`] retries."""
         if self._download is None and any(not self._file(number).exists() for number in numbers):
             self._stop.clear()
-            self._download = threading.Thread(target=self._try_to_fetch, args=(numbers,), daemon=True)
-            self._download.start()
 
-    def _try_to_fetch(self, numbers: Sequence[int]) -> None:
-        with suppress(InputError, OSError):
-            self._fetch_missing(numbers, self._stop)
+            def fetch() -> None:
+                with suppress(InputError, OSError):
+                    self._fetch_missing(numbers, self._stop)
+
+            self._download = threading.Thread(target=fetch, daemon=True)
+            self._download.start()
 
     def end_download(self) -> None:
         """Ends the downloads of [`ensure_later`] after the current requests. Call it before removing the folder."""
@@ -196,15 +196,12 @@ class CachedBlocks(Blocks):
 
     def _map_bytes(self, number: int) -> np.ndarray:
         if self.is_own and not self._file(number).exists():
-            self._remove_single()
+            if self._single is not None and self._single >= self.pinned:
+                self._open.pop(self._single, None)
+                self._file(self._single).unlink(missing_ok=True)
             self.ensure([number])
             self._single = number
         return np.memmap(self._file(number), mode="r")
-
-    def _remove_single(self) -> None:
-        if self._single is not None and self._single >= self.pinned:
-            self._open.pop(self._single, None)
-            self._file(self._single).unlink(missing_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_download": None, "_stop": None}

@@ -11,6 +11,7 @@ written last, so a part is complete if its index is there.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,19 +25,30 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from snugbert.errors import InputError
-from snugbert.files import replacing
-from snugbert.storage.urls import hide_credentials, is_url, open_file, read_bytes
+from snugbert.files import hash_json, replacing
+from snugbert.storage.inputs import work_folder
+from snugbert.storage.uploads import OUTPUTS
+from snugbert.storage.urls import (
+    ask_together,
+    hide_credentials,
+    is_url,
+    join,
+    list_files,
+    open_file,
+    read_bytes,
+    remove,
+    upload,
+)
 
 KIND = "a prepared corpus"  # see `continuation.py`
 FORMAT = 1  # version of the files
 TEXT = "text"  # setting of a part: the digests of its text
 WORDS = "continues_word"  # column of word bits, and the setting of a corpus that has this column
 DATASET = "dataset "  # prefix of the name of a dataset, in the names of sources
+PART_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.arrow")
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
-# Arrow types of the columns of text and words.
-_TEXT_TYPES = [pa.list_(pa.list_(number)) for number in (pa.uint16(), pa.uint32())]
-TYPES = [[text, *words] for text in _TEXT_TYPES for words in ([], [pa.list_(pa.bool_())])]
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
+BLOCK_COUNTS = ("documents", "sentences", "tokens")  # counts of each block in an index
 TOKENS_AT_ONCE = 10**6  # counted at once, because bincount takes 8 bytes per token
 
 
@@ -70,14 +82,12 @@ def parse_record(schema: pa.Schema) -> dict[str, Any]:
     """Reads the record of a part."""
     try:
         record = json.loads(schema.metadata[b"snugbert"])
-        settings = record["settings"]
-        types = [schema.field(name).type for name in ("sentences", WORDS) if name in schema.names]
-        strings = [settings["tokenizer"], *settings[TEXT].values()]
-        if settings["format"] == FORMAT and types in TYPES and all(isinstance(text, str) for text in strings):
-            return record
-    except (AttributeError, LookupError, TypeError, RecursionError, json.JSONDecodeError, UnicodeError) as error:
+        is_readable = record["settings"]["format"] == FORMAT
+    except (LookupError, TypeError, ValueError) as error:
         raise pa.ArrowInvalid("not part of a corpus") from error
-    raise pa.ArrowInvalid(f"not in format {FORMAT} of this version, or columns have the wrong type")
+    if not is_readable:
+        raise pa.ArrowInvalid(f"not in format {FORMAT} of this version")
+    return record
 
 
 def shared_settings(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,16 +111,16 @@ def view_block(batch: pa.RecordBatch) -> Block:
     """Returns a block without copying it."""
     documents = batch.column("sentences")
     sentences = documents.values
+    word_bits = None
+    if WORDS in batch.schema.names:
+        words = batch.column(WORDS).values
+        word_bits = np.frombuffer(words.buffers()[1], np.uint8)[: (len(words) + 7) // 8]
     return Block(
         tokens=sentences.values.to_numpy(zero_copy_only=True),
         sentences=sentences.offsets.to_numpy(zero_copy_only=True),
         documents=documents.offsets.to_numpy(zero_copy_only=True),
-        word_bits=_view_bits(batch.column(WORDS).values) if WORDS in batch.schema.names else None,
+        word_bits=word_bits,
     )
-
-
-def _view_bits(values: pa.BooleanArray) -> np.ndarray:
-    return np.frombuffer(values.buffers()[1], np.uint8)[: (len(values) + 7) // 8]
 
 
 # --- the index -----------------------------------------------------------------------------------------------------
@@ -127,12 +137,8 @@ class Counts:
     token_ids: np.ndarray  # how often each token occurs. Shape: (highest id + 1,)
 
 
-def count_blocks(blocks: Sequence[Block]) -> Counts:
-    """Counts the content of blocks."""
-    return join_counts([_count_block(block) for block in blocks])
-
-
-def _count_block(block: Block) -> Counts:
+def count_block(block: Block) -> Counts:
+    """Counts the content of a block."""
     starts = range(0, len(block.tokens), TOKENS_AT_ONCE)
     return Counts(
         np.array([len(block.documents) - 1]),
@@ -145,10 +151,9 @@ def _count_block(block: Block) -> Counts:
 
 def join_counts(counts: Sequence[Counts]) -> Counts:
     """Joins the counts of consecutive blocks."""
-    columns = ("documents", "sentences", "tokens")
     empty = [np.zeros(0, np.int64)]
     return Counts(
-        **{name: np.concatenate(empty + [getattr(each, name) for each in counts]) for name in columns},
+        **{name: np.concatenate(empty + [getattr(each, name) for each in counts]) for name in BLOCK_COUNTS},
         sentence_lengths=_add_up([each.sentence_lengths for each in counts]),
         token_ids=_add_up([each.token_ids for each in counts]),
     )
@@ -224,7 +229,7 @@ def make_index(part: Path) -> PartIndex:
         reader = pa.ipc.open_stream(stream)
         offsets.append(stream.tell())
         for batch in reader:
-            counts.append(_count_block(view_block(batch)))
+            counts.append(count_block(view_block(batch)))
             offsets.append(stream.tell())
     data = np.memmap(part, mode="r")
     digests = [hashlib.sha256(data[start:end].data).digest() for start, end in pairwise(offsets)]
@@ -243,9 +248,7 @@ def write_index(index: PartIndex, file: Path) -> None:
         "schema": index.schema,
         "offsets": index.offsets,
         "digests": index.digests,
-        "documents": index.counts.documents,
-        "sentences": index.counts.sentences,
-        "tokens": index.counts.tokens,
+        **{name: getattr(index.counts, name) for name in BLOCK_COUNTS},
         # A sentence can have millions of tokens, so only lengths that occur are stored.
         "lengths": lengths,
         "sentences_of_length": index.counts.sentence_lengths[lengths],
@@ -259,8 +262,7 @@ def parse_index(data: bytes, name: str) -> PartIndex:
     """Reads the bytes of an index file. Messages name it `name`."""
     try:
         arrays: dict[str, Any] = load(data)
-        names = ("documents", "sentences", "tokens")
-        columns = {name: arrays[name] for name in names}
+        columns = {name: arrays[name] for name in BLOCK_COUNTS}
         sentence_lengths = np.zeros(int(arrays["lengths"].max(initial=-1)) + 1, dtype=np.int64)
         sentence_lengths[arrays["lengths"]] = arrays["sentences_of_length"]
         counts = Counts(**columns, sentence_lengths=sentence_lengths, token_ids=arrays["token_ids"])
@@ -276,3 +278,114 @@ def parse_index(data: bytes, name: str) -> PartIndex:
     except (SafetensorError, pa.ArrowException, LookupError, ValueError, TypeError, MemoryError, OSError) as error:
         raise damaged(name, error) from error
     return index
+
+
+# --- the folder ----------------------------------------------------------------------------------------------------
+
+
+def part_name(number: int, num_parts: int) -> str:
+    """Returns the name of a part's file."""
+    return f"part-{number:05d}-of-{num_parts:05d}.arrow"
+
+
+def read_num_parts(name: str) -> int:
+    """Returns the number of parts of the corpus that a part belongs to, from the part's name. 0: it is no part."""
+    match = PART_NAME.fullmatch(name)
+    return int(match[1]) if match else 0
+
+
+def _find_complete(files: dict[str, int]) -> dict[str, int]:
+    """Returns the names of the parts that have an index, in order, and their sizes."""
+    return {name: files[name] for name in sorted(files) if read_num_parts(name) and index_name(name) in files}
+
+
+class CorpusFolder:
+    """The folder of a corpus at a path or a URL.
+
+    For a bucket, a local folder holds the part that is being written. A finished part is uploaded, and removed from
+    this machine. So the disk needs space for one part per process.
+    """
+
+    def __init__(self, place: str | Path):
+        self.url = str(place).rstrip("/") if is_url(place) else None  # None: the corpus is only on this machine
+        self.folder = Path(place)  # on this machine
+        if self.url is not None:
+            self.folder = work_folder() / OUTPUTS / hash_json(hide_credentials(self.url))
+
+    def __str__(self) -> str:
+        return hide_credentials(str(self.place))
+
+    @property
+    def place(self) -> str | Path:
+        """The URL, or the folder."""
+        return self.url or self.folder
+
+    def locate(self, name: str) -> str:
+        """Returns the path or the URL of a file."""
+        return str(self.folder / name) if self.url is None else join(self.url, name)
+
+    def find_parts(self) -> dict[str, int]:
+        """Returns the names of the complete parts, in order, and their sizes."""
+        return _find_complete(self._list_files())
+
+    def _list_files(self) -> dict[str, int]:
+        if self.url is None:
+            return {file.name: file.stat().st_size for file in self.folder.glob("part-*")}
+        return {name: entry.size for name, entry in list_files(self.url).items()}
+
+    def find_states(self) -> dict[str, str]:
+        """Returns the state of each part that the corpus must have, in order: "" if it is complete."""
+        files = self._list_files()
+        complete = _find_complete(files)
+        divisions = {read_num_parts(name): name for name in complete or filter(read_num_parts, files)}
+        if not divisions:
+            raise InputError(f"{self} contains no prepared corpus. Run `snugbert prepare` first.")
+        if len(divisions) > 1:
+            first, second = sorted(divisions.values())[:2]
+            raise InputError(
+                f"{self}: {first} and {second} belong to different corpora. Move one corpus to another folder."
+            )
+        (num_parts,) = divisions
+        names = [part_name(number, num_parts) for number in range(num_parts)]
+        states = {name: "has no index" if name in files else "is missing" for name in names}
+        return states | dict.fromkeys(complete, "")
+
+    def read_record(self, name: str, size: int | None = None) -> dict[str, Any] | None:
+        """Returns the record of a part. None: the part does not exist, or is damaged. `size`: from [`find_parts`]."""
+        size = self.find_parts().get(name) if size is None else size
+        try:
+            return None if size is None else read_index(self.locate(name), size).record
+        except DamagedError:
+            return None
+
+    def read_records(self) -> dict[str, dict[str, Any] | None]:
+        """Returns the record of each part that has an index. None: the part is damaged."""
+        sizes = self.find_parts()
+        records = ask_together(lambda name: self.read_record(name, sizes[name]), sizes)
+        return dict(zip(sizes, records, strict=True))
+
+    def publish(self, name: str) -> None:
+        """Uploads a finished part, and removes it from this machine."""
+        if self.url is None:
+            return
+        remove(join(self.url, index_name(name)))  # until the new one is there, the part is incomplete
+        for each in (name, index_name(name)):
+            upload(self.folder / each, join(self.url, each))
+        for each in (index_name(name), name):
+            (self.folder / each).unlink()
+
+    def publish_file(self, name: str) -> None:
+        """Uploads a file."""
+        if self.url is not None:
+            upload(self.folder / name, join(self.url, name))
+
+    def remove_part(self, name: str) -> None:
+        """Removes the files of a part."""
+        self.remove_file(index_name(name))
+        self.remove_file(name)
+
+    def remove_file(self, name: str) -> None:
+        """Removes a file. It may be missing."""
+        (self.folder / name).unlink(missing_ok=True)
+        if self.url is not None:
+            remove(join(self.url, name))

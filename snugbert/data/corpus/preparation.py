@@ -13,7 +13,7 @@ does not grow with the corpus.
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
 from pathlib import Path
@@ -26,23 +26,24 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.continuation import check_continuation, list_changes, make_record
 from snugbert.data.corpus.corpus import Corpus, check_unknown_tokens, open_corpus
-from snugbert.data.corpus.corpus_folder import CorpusFolder, read_num_parts
 from snugbert.data.corpus.part_files import (
     END_OF_STREAM,
     FORMAT,
     KIND,
     TEXT,
     WORDS,
+    CorpusFolder,
     corpus_schema,
     index_name,
     make_index,
+    read_num_parts,
     shared_settings,
     write_index,
 )
-from snugbert.data.corpus.text_parts import Part, keep_all, plan_parts
+from snugbert.data.corpus.text_parts import Keeps, Part, plan_parts
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
-from snugbert.data.repeated_text import REPORT_NAME, RepeatCounter, RepeatedText, read_report, write_report
+from snugbert.data.repeated_text import REPORT_NAME, RepeatedText, read_report, write_report
 from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import (
     DocumentTokenizer,
@@ -139,15 +140,15 @@ def prepare_in_cache(
     language: str | None,
     cache_dir: str | None,
     num_workers: int | None = None,
-    keeps: Callable[[int], bool] = keep_all,
+    keeps: Keeps = None,
     documents: str = "all",
     deduplicate: Deduplication | None = None,
     store_words: bool = False,
-) -> tuple[Path, Corpus]:
-    """Prepares a text in the cache `cache_dir`, by default `HF_HOME`, or reuses it. Also returns the folder there.
+) -> Corpus:
+    """Prepares a text in the cache `cache_dir`, by default `HF_HOME`, or reuses it.
 
-    The folder's name is a digest of the text, the tokenizer and the settings. Local files count as changed if their
-    time changed, so that they need not be read.
+    The name of its folder is a digest of the text, the tokenizer and the settings. Local files count as changed if
+    their time changed, so that they need not be read.
     """
     parts = plan_parts(text, keeps=keeps, deduplicate=deduplicate)
     settings = _list_settings(parts[0], tokenizer, language, documents, None, store_words)
@@ -157,7 +158,7 @@ def prepare_in_cache(
         prepare_parts(
             folder, parts, tokenizer, language, documents, num_workers, replace=True, store_words=store_words
         )
-    return folder, open_corpus(folder, tokenizer)
+    return open_corpus(folder, tokenizer)
 
 
 def prepare_parts(
@@ -174,18 +175,13 @@ def prepare_parts(
 ) -> RepeatedText | None:
     """Writes the parts of a corpus that are not in `folder` yet.
 
-    Several processes may call this at the same time. One process writes each part, and other processes wait for it. If
-    all parts are prepared, nothing is written, so `folder` may be read-only.
+    `parts` are the whole corpus or one shard. Several processes may call this at the same time. One process writes
+    each part, and other processes wait for it. If all parts are prepared, nothing is written, so `folder` may be
+    read-only. `language` splits lines into sentences. None: each line is a sentence, in `lines_language`, if it is
+    known. `documents` describes which documents the parts keep, and is one of the settings of the corpus.
 
-    Args:
-        parts: the parts of the whole corpus, or of one shard. If a part reads all of the text, it is the only part.
-        language: code of the language whose rules split lines into sentences. None if each line is a sentence.
-        documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
-        lines_language: the language of the text if each line is a sentence. None: unknown.
-
-    Returns:
-        How much of the text that was read is repeated. If all parts are prepared, the report of the corpus. It has
-        none if no call read all of the text: if shards or an earlier, interrupted call prepared parts.
+    Returns how much of the text that was read is repeated. If all parts are prepared, returns the report of the
+    corpus, which exists only if one call read all of the text.
     """
     settings = _list_settings(parts[0], tokenizer, language, documents, lines_language, store_words)
     output = CorpusFolder(folder)
@@ -261,7 +257,7 @@ def _write_missing_parts(
     output.remove_file(REPORT_NAME)
     sizes = [part.size for part in parts]
     total = None if None in sizes else sum(size or 0 for size in sizes)
-    log, counter = ReadingLog(parts[0].text.on_bad_text), RepeatCounter(parts[0].deduplicate)
+    log, report = ReadingLog(parts[0].text.on_bad_text), RepeatedText(parts[0].deduplicate)
     all_is_read = parts[0].reads_everything or len(parts) == parts[0].num_parts
     with Progress("preparing", total, "bytes" if parts[0].files else "rows", show=show_progress) as progress:
         for part, size in zip(parts, sizes, strict=True):
@@ -275,7 +271,7 @@ def _write_missing_parts(
                     log.skip(size or 0)
                     progress.skip_to(log.position)
                 else:
-                    documents, schema = part.read_documents(log, counter), corpus_schema(worker.dtype, record)
+                    documents, schema = part.read_documents(log, report), corpus_schema(worker.dtype, record)
                     written.remove_part(part.name)  # not overwritten: another process may have mapped it
                     _write_part(output.folder / part.name, documents, schema, worker, num_workers, log, progress)
                     if part.identify(again=True) != identities:
@@ -291,9 +287,9 @@ def _write_missing_parts(
         print(summary, file=sys.stderr)
     if all_is_read:
         with lock_file(output.folder / ".lock"):  # two shards may finish together
-            write_report(output.folder, counter.report)
+            write_report(output.folder, report)
             output.publish_file(REPORT_NAME)
-    return counter.report
+    return report
 
 
 def _is_made_from(before: Mapping[str, Any] | None, record: Mapping[str, Any]) -> bool:

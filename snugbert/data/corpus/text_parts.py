@@ -7,8 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from snugbert.data.corpus.corpus_folder import part_name
-from snugbert.data.corpus.part_files import DATASET
+from snugbert.data.corpus.part_files import DATASET, part_name
 from snugbert.data.data_arguments import Deduplication, TextArguments
 from snugbert.data.documents import (
     count_dataset_files,
@@ -19,7 +18,7 @@ from snugbert.data.documents import (
     read_dataset_documents,
     read_documents,
 )
-from snugbert.data.repeated_text import RepeatCounter
+from snugbert.data.repeated_text import RepeatedText
 from snugbert.data.sources import describe_dataset, hub_id
 from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file
 from snugbert.errors import InputError
@@ -27,11 +26,7 @@ from snugbert.storage.urls import find_entry
 
 MOST_PARTS = 256  # each part is a file to open and map
 PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
-
-
-def keep_all(number: int) -> bool:
-    """Keeps every document."""
-    return True
+Keeps = Callable[[int], bool] | None  # whether to keep a document, by its index in the part's text
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ class Part:
     # Of the files, relative to the common folder of all text files of the corpus. Or `dataset` and the name of the
     # dataset. They are the same on every machine.
     names: tuple[str, ...]
-    keeps: Callable[[int], bool]  # whether to keep a document, by its index in the part's text
+    keeps: Keeps  # None: all
     # Which copies to leave out. If set, each part reads all files and keeps every nth document, because finding a copy
     # requires all text before it.
     deduplicate: Deduplication | None = None
@@ -68,10 +63,10 @@ class Part:
         """Whether the part reads all of the corpus's text and keeps every nth document of it."""
         return self.deduplicate is not None or (not self.files and not self.divides_files)
 
-    def read_documents(self, log: ReadingLog, counter: RepeatCounter) -> Iterator[tuple[int, list[str]]]:
+    def read_documents(self, log: ReadingLog, report: RepeatedText) -> Iterator[tuple[int, list[str]]]:
         """Reads the documents of the part, each with its index in the part's text.
 
-        `counter` also counts documents that are not kept.
+        `report` also counts documents that are not kept.
         """
         if self.files:
             documents = read_documents(self.files, self.text.text_column_name, log)
@@ -79,8 +74,8 @@ class Part:
             shard = (self.number, self.num_parts) if self.divides_files else None
             documents = read_dataset_documents(self.text, log, shard)
         step = self.num_parts if self.reads_everything else 1
-        for number, document in counter.follow(enumerate(documents)):
-            if number % step == self.number % step and self.keeps(number):
+        for number, document in report.follow(enumerate(documents)):
+            if number % step == self.number % step and (self.keeps is None or self.keeps(number)):
                 yield number, document
 
     def identify(self, again: bool = False) -> list[str]:
@@ -116,12 +111,8 @@ def _hash_text(file: TextFile, identity: str) -> str:
 
 
 def _hash_file(file: TextFile) -> str:
-    """Returns the digest of a text file.
-
-    A text in a bucket is read twice, for the digest and for the tokens, because the digest is at the start of a part.
-    The store's version would save one reading. But then the same text in a different place would make different parts,
-    and reading is much faster than tokenizing.
-    """
+    # A text in a bucket is read twice, for the digest and for the tokens. With the store's version instead, the same
+    # text in a different place would make different parts. Reading is much faster than tokenizing.
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
 
@@ -129,7 +120,7 @@ def _hash_file(file: TextFile) -> str:
 def plan_parts(
     text: TextArguments,
     num_shards: int = 1,
-    keeps: Callable[[int], bool] = keep_all,
+    keeps: Keeps = None,
     deduplicate: Deduplication | None = None,
 ) -> list[Part]:
     """Divides text into parts of consecutive files, at least one part per shard.

@@ -292,9 +292,12 @@ def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> No
     for head in range(config.num_attention_heads // 2 * 2):
         number, side = divmod(head, 2)
         rows, part = _head_rows(head, config), _head_rows(number, config)
-        a, b = first.maps[side]
         _attend_to(attention.self, rows, first, offset=(-1, 1)[side])
-        _map_tokens(attention, rows, a[:, part], b[part])
+        values, outputs = first.maps[side][0][:, part], first.maps[side][1][part]
+        used = slice(rows.start, rows.start + len(outputs))  # value weights of other dimensions stay random
+        attention.self.value.weight[used] = 0
+        attention.self.value.weight[used, : len(values)] = torch.from_numpy(values.T).float()
+        attention.output.dense.weight[: len(values), used] = torch.from_numpy(outputs.T).float()
 
 
 def _head_rows(head: int, config: SnugBertConfig) -> slice:
@@ -319,19 +322,6 @@ def _attend_to(attention: Any, rows: slice, first: _FirstLayer, offset: int) -> 
     for module, weight in ((attention.query, np.block([[cos, sin], [-sin, cos]])), (attention.key, np.eye(2 * n))):
         module.weight[dimensions] = 0
         module.weight[dimensions, -2 * n :] = torch.from_numpy(gain * weight).float()
-
-
-def _map_tokens(attention: Any, rows: slice, a: np.ndarray, b: np.ndarray) -> None:
-    """Sets the value weights of a head to `a` (W, R) and its output weights to `b` (R, W).
-
-    Value weights of the head's other dimensions stay random.
-    """
-    value, output = attention.self.value.weight, attention.output.dense.weight
-    W, rank = a.shape
-    dimensions = slice(rows.start, rows.start + rank)
-    value[dimensions] = 0
-    value[dimensions, :W] = torch.from_numpy(a.T).float()
-    output[:W, dimensions] = torch.from_numpy(b.T).float()
 
 
 def _set_transform(transform: Any, first: _FirstLayer) -> None:

@@ -2,8 +2,7 @@
 
 An epoch shuffles the blocks of the corpus and groups them. The blocks of one group are a window. Its examples are
 shuffled, and then the next window follows. So a run reads one window at a time, and a corpus can be larger than the
-disk. A corpus of at most `window_blocks` blocks has one window, and the order of an epoch is a permutation of all
-examples. The order depends on the corpus, the seed and `window_blocks` alone, wherever the corpus is stored.
+disk. The order depends on the corpus, the seed and `window_blocks` alone, wherever the corpus is stored.
 
 The first window gives the number of examples per token of all windows. A window with more examples leaves some out in
 this epoch, and a window with fewer repeats some. In other epochs, the windows have other blocks.

@@ -1,6 +1,6 @@
 """The pretraining collator: masks examples, and packs them into a batch or formats them as text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,27 +110,22 @@ class SnugBertDataCollatorForPretraining:
         """
         generators = [self._make_generator(example) for example in examples]
         masked = [self._mask(example, rng) for example, rng in zip(examples, generators, strict=True)]
-        token_arrays = {
-            "input_ids": [input_ids for input_ids, _ in masked],
-            "labels": [labels for _, labels in masked],
-        }
+        input_ids, labels = zip(*masked, strict=True)
+        token_arrays: dict[str, Sequence[np.ndarray]] = {"input_ids": input_ids, "labels": labels}
         if "token_type_ids" in examples[0]:
             token_arrays["token_type_ids"] = [np.asarray(example["token_type_ids"]) for example in examples]
         batch = pack(token_arrays)
         if "next_sentence_label" in examples[0]:
             batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
         if self.replacement_keys:
-            keys = [
-                rng.integers(-(2**63), 2**63, np.count_nonzero(labels != IGNORE_INDEX))
-                for (_, labels), rng in zip(masked, generators, strict=True)
-            ]
+            counts = [np.count_nonzero(each != IGNORE_INDEX) for each in labels]
+            keys = [rng.integers(-(2**63), 2**63, count) for rng, count in zip(generators, counts, strict=True)]
             batch["replacement_keys"] = torch.from_numpy(np.concatenate(keys))
         return batch if self.pad_to_multiple_of is None else pad_row(batch, self.pad_to_multiple_of)
 
     def _make_generator(self, example: Mapping[str, Any]) -> np.random.Generator:
-        return np.random.default_rng(
-            example["mask_seed"] if "mask_seed" in example else int(torch.randint(2**63 - 1, ()))
-        )
+        seed = example["mask_seed"] if "mask_seed" in example else int(torch.randint(2**63 - 1, ()))
+        return np.random.default_rng(seed)
 
     def _mask(self, example: Mapping[str, Any], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         ids = np.asarray(example["input_ids"])

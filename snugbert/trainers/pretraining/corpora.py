@@ -68,7 +68,7 @@ def load_corpora(
         raise InputError("--corpus: a prepared corpus cannot be split. Pass --validation_file for evaluation.")
 
     def prepare(name: str, text: TextArguments, **documents: Any) -> Corpus:
-        _, corpus = prepare_in_cache(
+        corpus = prepare_in_cache(
             text,
             tokenizer,
             data_args.sentence_language,

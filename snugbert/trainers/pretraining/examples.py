@@ -200,12 +200,9 @@ class PretrainingDataset(torch.utils.data.Dataset):
     def prepare(self, first: int, last: int, prefetched: int, end: int) -> None:
         """Gets examples ready for data workers: their tables, and the blocks of a corpus in a bucket.
 
-        Removes the blocks of earlier windows from the cache, and begins to download the next window.
-
-        Args:
-            first, last: numbers of examples, counted over all epochs.
-            prefetched: number of examples before `first` that data workers may not have read yet.
-            end: the number of examples that the run reads.
+        Removes the blocks of earlier windows from the cache, and begins to download the next window. `first`, `last`
+        and `end`, the number of examples of the run, count over all epochs. Data workers may not have read
+        `prefetched` examples before `first` yet.
         """
         window, _ = self.windows.locate(*divmod(first, self._length), self._length)
         current, place = self.windows.locate(*divmod(last, self._length), self._length)

@@ -29,9 +29,9 @@ def mask_tokens(
     tokens are drawn from `replacements`. For the other shares, see [`SnugBertDataCollatorForPretraining`].
 
     If `continues_word` is given, whole words are chosen. A word that would exceed the number of tokens to choose is
-    skipped, as in the original release. So the number is exact unless no word is short enough. If no word fits at all,
-    one word is chosen anyway. With `spans`, spans of whole words are chosen, see [`choose_spans`]. All tokens of a
-    span are replaced in the same way, but each random token is drawn separately.
+    skipped, as in the original release. If no word fits at all, one word is chosen anyway. With `spans`, spans of
+    whole words are chosen, see [`choose_spans`]. All tokens of a span are replaced in the same way, but each random
+    token is drawn separately.
 
     Returns the masked sequence, and the labels: the original ids of the chosen tokens, -100 elsewhere. *Shape:*
     (tokens,) each, as for `input_ids`, `candidates` and `continues_word`.

@@ -17,8 +17,7 @@ from typing import Any
 
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.data.corpus.corpus import check_unknown_tokens, open_corpus
-from snugbert.data.corpus.corpus_folder import CorpusFolder
-from snugbert.data.corpus.part_files import DamagedError, shared_settings, verify_part
+from snugbert.data.corpus.part_files import CorpusFolder, DamagedError, shared_settings, verify_part
 from snugbert.data.corpus.preparation import find_missing_parts, prepare_parts
 from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.data_arguments import OutputArguments, PreparationArguments

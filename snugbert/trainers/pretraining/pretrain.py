@@ -23,7 +23,7 @@ from transformers.trainer_utils import IntervalStrategy
 from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.data.corpus.corpus import Corpus
-from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
+from snugbert.data.languages import choose_language, store_language, stored_in_model
 from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
 from snugbert.families.students import choose_student_layers, hash_model, make_student
@@ -212,7 +212,7 @@ def _choose_language(
     stored = stored_in_model(config, tokenizer, start, model_args.tokenizer_name)
     if corpus is not None:
         place = f"the corpus {hide_credentials(str(corpus.folder))}"
-        stored = [Stored(place, corpus.language), *stored]
+        stored = [(place, corpus.language), *stored]
     language = choose_language(given, stored)
     store_language(language, config, tokenizer)
     return language

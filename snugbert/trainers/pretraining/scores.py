@@ -100,12 +100,9 @@ def compute_baselines(dataset: PretrainingDataset, train: Corpus | None) -> dict
 
     With pairs, `nsp_accuracy` is the accuracy of always predicting the more frequent label.
     """
-    baselines: dict[str, float] = {}
-    if dataset.next_share is not None:
-        baselines["nsp_accuracy"] = max(dataset.next_share, 1 - dataset.next_share)
-    if train is not None:
-        baselines |= unigram_baseline(train, dataset)
-    return baselines
+    share = dataset.next_share
+    baselines: dict[str, float] = {} if share is None else {"nsp_accuracy": max(share, 1 - share)}
+    return baselines if train is None else baselines | unigram_baseline(train, dataset)
 
 
 def unigram_baseline(train: Corpus, dataset: PretrainingDataset) -> dict[str, float]:

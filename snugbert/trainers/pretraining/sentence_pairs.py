@@ -187,17 +187,13 @@ def cut_pairs(
     no pair.
 
     Documents are cut from the front or from the back, at random. So pairs change from epoch to epoch, and the lengths
-    of two segments do not reveal which segment was first.
+    of two segments do not reveal which segment was first. The share `short_seq_prob` of the pairs has a random shorter
+    target, so that the model also sees short sequences.
 
-    Args:
-        token_kinds: from [`classify_tokens`].
-        max_seq_length: tokens of the longest pair, special tokens included.
-        short_seq_prob: share of the pairs with a random shorter target, so that the model also sees short sequences.
-        objective: `"nsp"`, or `"sop"`, which ends pairs with the last sentence that fits. If such pairs ended within
-            sentences but were split between sentences, the ends of swapped segments would reveal the label.
+    With the objective `"sop"`, pairs end with the last sentence that fits. If such pairs ended within sentences but
+    were split between sentences, the ends of swapped segments would reveal the label.
 
-    Returns:
-        Rows whose second segment follows the first, with label 0. *Shape:* (pairs,), [`EXAMPLE`]
+    Returns rows whose second segment follows the first, with label 0. *Shape:* (pairs,), [`EXAMPLE`]
     """
     longest, whole_sentences = max_seq_length - PAIR_SPECIAL_TOKENS, objective == "sop"
     places = rank_places(block, token_kinds)

@@ -12,10 +12,9 @@ import pytest
 from prepared import content, prepare, text_arguments
 
 import snugbert
-from snugbert.data.corpus import corpus_folder, preparation, text_parts
+from snugbert.data.corpus import part_files, preparation, text_parts
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.corpus.corpus_folder import CorpusFolder
-from snugbert.data.corpus.part_files import TEXT, index_name
+from snugbert.data.corpus.part_files import TEXT, CorpusFolder, index_name
 from snugbert.data.corpus.preparation import find_missing_parts, prepare_parts
 from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.data_arguments import TextArguments
@@ -108,14 +107,14 @@ def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucke
     parts, url, stored = plan_parts(text, num_shards=4), f"{bucket.url}/my/corpus", bucket.folder / "my/corpus"
     write_parts(tmp_path / "local", parts, tokenizer)
     expected = read_parts(tmp_path / "local")
-    upload, sizes, uploads = corpus_folder.upload, [], []
+    upload, sizes, uploads = part_files.upload, [], []
 
     def measure(file, target):
         sizes.append(len(read_parts(file.parent)))
         uploads.append(target.rpartition("/")[2])
         upload(file, target)
 
-    monkeypatch.setattr(corpus_folder, "upload", measure)
+    monkeypatch.setattr(part_files, "upload", measure)
     write_parts(url, parts[:2], tokenizer)
     assert read_parts(stored) == {name: expected[name] for name in list(expected)[:2]}
     assert uploads == [each for part in parts[:2] for each in (part.name, index_name(part.name))]
@@ -180,7 +179,7 @@ def prepare_shard(vocab, pattern, output, shard, home, last):
         return write_or_die
 
     preparation._write_block = kill_after(preparation._write_block)
-    corpus_folder.upload = kill_after(corpus_folder.upload)
+    part_files.upload = kill_after(part_files.upload)
     tokenizer = snugbert.SnugBertTokenizer(vocab=str(vocab))
     write_parts(output, plan_parts(text_arguments(pattern), 6)[shard - 1 :: 6], tokenizer)
 

@@ -6,7 +6,7 @@ from prepared import content, prepare
 from safetensors.numpy import load, save
 
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.corpus.part_files import count_blocks, make_index, parse_index
+from snugbert.data.corpus.part_files import count_block, join_counts, make_index, parse_index
 from snugbert.errors import InputError
 
 
@@ -18,7 +18,7 @@ def test_an_index_counts_what_the_blocks_contain(data_dir, tmp_path, tokenizer, 
     assert [corpus.num_documents, corpus.num_sentences] == [len(documents), len(sentences)]
     assert counts.sentence_lengths.tolist() == np.bincount([*map(len, sentences)]).tolist()
     assert counts.token_ids.tolist() == np.bincount(np.concatenate(sentences)).tolist()
-    for name, values in vars(count_blocks(corpus.blocks)).items():
+    for name, values in vars(join_counts([*map(count_block, corpus.blocks)])).items():
         np.testing.assert_array_equal(getattr(counts, name), values)
 
 

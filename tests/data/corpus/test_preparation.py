@@ -133,13 +133,13 @@ def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, token
     data = tmp_path / "data"
     datasets.Dataset.from_dict({"body": rows}).to_parquet(data / "train.parquet")
     text = TextArguments(dataset_name=str(data), text_column_name="body")
-    _, corpus = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
+    corpus = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
     assert [tokenizer.decode(document[0]) for document in content(corpus)] == [
         f"row {number}." for number in range(10)
     ]
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))
-    _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
+    changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
     assert changed.num_documents == 5 and [*changed.sources] == ["dataset ./data"]
 
 
@@ -169,25 +169,26 @@ def test_changed_text_is_prepared_again(tmp_path, tokenizer):
     def prepared(**options):
         return prepare_in_cache(text_arguments(file), tokenizer, "en", cache, **options)
 
-    folder, old = prepared()
-    stamp = next(folder.glob("*.arrow")).stat().st_mtime_ns
-    assert prepared()[0] == folder and next(folder.glob("*.arrow")).stat().st_mtime_ns == stamp
+    old = prepared()
+    stamp = next(old.folder.glob("*.arrow")).stat().st_mtime_ns
+    assert prepared().folder == old.folder and next(old.folder.glob("*.arrow")).stat().st_mtime_ns == stamp
     os.utime(file)  # touched, not changed
-    assert prepared()[1].digest == old.digest
+    assert prepared().digest == old.digest
     stat = file.stat()
     file.write_text("New words here.\n\nAnd here.\n")  # same size
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    new_folder, new = prepared()
-    assert new_folder != folder and new.digest != old.digest
+    new = prepared()
+    assert new.folder != old.folder and new.digest != old.digest
     assert tokenizer.decode(content(new)[0][0]) == "new words here."
-    assert prepared(documents="half", keeps=lambda number: number == 1)[1].num_documents == 1
+    assert prepared(documents="half", keeps=lambda number: number == 1).num_documents == 1
 
 
 def test_a_read_only_cache_is_used_if_everything_is_prepared(tmp_path, tokenizer, monkeypatch):
     (tmp_path / "text.txt").write_text("Two words.\n\nAnd more.\n")
 
     def prepare_text(language="en"):
-        return prepare_in_cache(text_arguments(tmp_path / "text.txt"), tokenizer, language, str(tmp_path / "cache"))[0]
+        text = text_arguments(tmp_path / "text.txt")
+        return prepare_in_cache(text, tokenizer, language, str(tmp_path / "cache")).folder
 
     folder = prepare_text()
 

@@ -84,7 +84,7 @@ def test_evaluation_is_the_mean_over_all_labels(small_run, trained, tmp_path):
     results = json.loads((trained / "eval_results.json").read_text())
     tokenizer = snugbert.SnugBertTokenizer.from_pretrained(trained)
     text = TextArguments(train_file=[str(small_run["validation_file"])])
-    _, corpus = prepare_in_cache(text, tokenizer, None, str(tmp_path / "cache"))
+    corpus = prepare_in_cache(text, tokenizer, None, str(tmp_path / "cache"))
     dataset = PretrainingDataset(corpus, tokenizer, max_seq_length=40, seed=0, epochs_dir=tmp_path / "epochs")
     assert len(dataset) % 4  # the last batch is smaller than the others
     collate = SnugBertDataCollatorForPretraining(tokenizer)
