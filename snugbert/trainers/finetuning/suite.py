@@ -34,11 +34,10 @@ def run_glue(
     if data_args.task_name != "all":
         run_fine_tuning(model_args, data_args, training_args, TextClassification.head)
         return
-    if model_args.teacher_name_or_path is not None:
-        raise InputError("--teacher_name_or_path: each task needs its own teacher. Set --task_name to one task.")
+    has_weights = training_args.class_weights is not None or training_args.varies("class_weights")
+    if model_args.teacher_name_or_path is not None or has_weights:
+        raise InputError("--teacher_name_or_path and --class_weights fit one task only. Set --task_name to one task.")
     refuse_distillation_flags(training_args)
-    if training_args.class_weights is not None or training_args.varies("class_weights"):
-        raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
     set_up(training_args)
     output_dir = Path(str(training_args.output_dir))
     wanted = training_args.wanted_splits or ("train", "validation")

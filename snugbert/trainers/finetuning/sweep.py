@@ -11,7 +11,6 @@ one seed, and an interrupted search cannot resume.
 import copy
 import functools
 import gc
-import hashlib
 import json
 import logging
 import math
@@ -37,10 +36,10 @@ from optuna.trial import Trial, TrialState
 from transformers import TrainerCallback
 
 from snugbert.errors import InputError, format_count
-from snugbert.files import LOCK_NAME, dump_json, write_atomically
+from snugbert.files import LOCK_NAME, dump_json, hash_json, write_atomically
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import estimate_mean_interval
-from snugbert.reports.results import RESULTS, RunResults, format_summary, read_results, write_results
+from snugbert.reports.results import RESULTS, format_summary, read_results, write_results
 from snugbert.reports.score_tables import sweep_tables
 from snugbert.trainers.dry_run import as_dry_run
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
@@ -162,7 +161,7 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     other = {flag: value for flag, value in values.items() if flag not in IN_COLUMNS}
     names = "".join(f"_{flag}-{value}" for flag, value in other.items())
     if not OTHER_FLAGS.fullmatch(names):
-        names = f"_{hashlib.sha256(names.encode()).hexdigest()[:8]}"
+        names = f"_{hash_json(names)[:8]}"
     output_dir = Path(str(args.output_dir))
     name = f"batch-{batch}_rate-{rate:g}_epochs-{run_args.num_train_epochs:g}{names}_seed-{seed}"
     folder = output_dir / "runs" / name
@@ -174,9 +173,7 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     run_args.push_to_hub, run_args.sweep, run_args.seeds, run_args.search = False, None, 1, None
     if not run_args.load_best_model_at_end:
         run_args.save_strategy = "no"  # type: ignore[assignment]
-    epochs = run_args.num_train_epochs
-    if run_args.max_steps > 0:
-        epochs = float(f"{run_args.max_steps / steps:.3g}")
+    epochs = run_args.num_train_epochs if run_args.max_steps <= 0 else float(f"{run_args.max_steps / steps:.3g}")
     setting = {"batch_size": batch, "learning_rate": rate, "epochs": epochs} | other
     return SweepRun(setting, seed, folder, {}, run_args)
 
@@ -274,10 +271,8 @@ class Sweep:
 
     def __init__(self, prepared: PreparedTask, args: FineTuningArguments):
         settle_arguments(prepared, args)
-        if args.metric_for_best_model == "loss":
-            raise InputError("--metric_for_best_model: a sweep needs a metric of the task, not the loss.")
-        if prepared.train_features is None:
-            raise InputError("--sweep and --seeds need training examples.")
+        if prepared.train_features is None or args.metric_for_best_model == "loss":
+            raise InputError("--sweep and --seeds need training examples, and a --metric_for_best_model of the task.")
         assert args.search is not None and prepared.validation_set is not None  # see `settle_arguments`
         self.prepared, self.args, self.search = prepared, args, args.search
         self.plan_run = functools.partial(plan_run, args, len(prepared.train_features))
@@ -403,7 +398,7 @@ class Sweep:
             name = args.hub_model_id or self.output_dir.resolve().name
             hub = HfApi(token=args.hub_token)
             repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
-        results: RunResults = {**best.results, "sweep": summary}  # type: ignore[typeddict-item]
+        results: Any = {**best.results, "sweep": summary}
         results.pop("seconds")  # of the best run only
         card_name = repository or args.hub_model_id
         base_model = prepared.model_args.model_name_or_path
@@ -448,7 +443,7 @@ def summarize_sweep(runs: list[SweepRun], objective: Objective, seeds: range) ->
         "best_setting": settings[best],
         "metrics": metrics,
         "failures": [run.results["failure"] for run in runs if "failure" in run.results],
-        **({"stopped": [{**run.setting, "scores": run.results["evaluations"]} for run in stopped]} if stopped else {}),
+        "stopped": [{**run.setting, "scores": run.results["evaluations"]} for run in stopped],
     }
 
 
