@@ -2,12 +2,12 @@
 
 teacher's logits (cached) -> soft targets -> batches of the student
 
-The cache is the folder `snugbert/teachers` in `HF_HOME` or `--cache_dir`. Each file contains the logits for `PART`
-examples. Its name is a digest of the teacher's weights and configuration, the examples and the precision. So a changed
-teacher or example gets a new file. After a kill, only the missing files are computed.
+The cache is the folder `snugbert/teachers` in `HF_HOME` or `--cache_dir`. The name of a file is a digest of the
+teacher's weights and configuration, the examples and the precision.
 """
 
 import copy
+import functools
 import logging
 import os
 import tempfile
@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import broadcast_object_list
 from safetensors.numpy import load_file, save_file
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from snugbert.card_snugbert import find_base_model
@@ -40,11 +39,8 @@ from snugbert.trainers.finetuning.run_records import digest_features
 from snugbert.trainers.finetuning.sweep_file import DISTILLATION_SETTINGS
 from snugbert.trainers.run.processes import raise_together
 
-PART = 16384  # examples in a file of cached logits: some minutes of work on a CPU
-
 logger = logging.getLogger(__name__)
 
-TEACHERS = "teachers"  # folder in the cache
 ROW = "soft_target_row"  # column with the number of the example
 TEACHER_LOGITS = "teacher_logits"
 
@@ -59,12 +55,10 @@ class DistillationTrainer(FineTuningTrainer):
     Args:
         model: the student, as in [`FineTuningTrainer`]. A size such as "tiny" gets the tokenizer of the teacher.
         args: the settings. `distillation_temperature` and `distillation_weight` apply to the teacher's soft targets.
-        task: as in [`FineTuningTrainer`]. A [`PreparedTask`] has soft targets.
-        train_dataset: labeled rows.
         teacher: a Hub name or folder of a model that was fine-tuned for this task, or a SnugBERT model in memory with
             the tokenizer `processing_class`.
         unlabeled_dataset: more rows to train on. Only the teacher labels them.
-        kwargs: as in [`FineTuningTrainer`].
+        task, train_dataset, eval_dataset, processing_class, kwargs: as in [`FineTuningTrainer`].
     """
 
     compared_names = (*FineTuningTrainer.compared_names, *DISTILLATION_SETTINGS)
@@ -103,20 +97,15 @@ class DistillationTrainer(FineTuningTrainer):
         super().__init__(task=task, args=args, eval_dataset=eval_dataset, **kwargs)
         features: Any = self.train_dataset
         self.train_dataset = features.add_column(ROW, np.arange(len(features)))
-        self.data_collator = SoftTargetCollator(self.data_collator, self.targets, self.output)
+        self.data_collator = functools.partial(collate_soft_targets, self.data_collator, self.targets, self.output)
         self.keep_column(ROW)
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Returns the sum of [`distillation_loss`], divided by the items in all accumulated batches and processes."""
         if TEACHER_LOGITS not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        args = self.args
         inputs = dict(inputs)
         teacher = inputs.pop(TEACHER_LOGITS)
         labels = self.output.pop_labels(inputs)
@@ -124,12 +113,9 @@ class DistillationTrainer(FineTuningTrainer):
         # `list_items` leaves out the padding of filled rows.
         parts = list(self.output.list_items(outputs, inputs, labels, teacher))
         kind = self.prepared.task.problem
-        losses = [
-            distillation_loss(*items, kind, args.distillation_temperature, args.distillation_weight) for items in parts
-        ]
-        count: Any = num_items_in_batch
-        if count is None:
-            count = (parts[0].labels != IGNORE_INDEX).sum()
+        settings = self.args.distillation_temperature, self.args.distillation_weight
+        losses = [distillation_loss(*items, kind, *settings) for items in parts]
+        count = (parts[0].labels != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch
         total: Any = sum(losses) / len(losses)
         loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
@@ -137,22 +123,19 @@ class DistillationTrainer(FineTuningTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-class SoftTargetCollator:
-    """Adds the teacher's logits of the examples to the batches of another collator."""
-
-    def __init__(self, collate: Callable[[Any], Any], targets: SoftTargets, output: Output):
-        self.collate, self.targets, self.output = collate, targets, output
-
-    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
-        """Returns the batch. Features of an evaluation have no column `ROW` and get no logits."""
-        if ROW not in features[0]:
-            return self.collate(features)
-        batch = self.collate([{name: feature[name] for name in feature if name != ROW} for feature in features])
-        first, logits = self.targets.first_items, self.targets.logits
-        rows = [feature[ROW] for feature in features]
-        parts = [torch.from_numpy(logits[first[row] : first[row + 1]]) for row in rows]
-        batch[TEACHER_LOGITS] = self.output.join_items(parts)
-        return batch
+def collate_soft_targets(
+    collate: Callable[[Any], Any], targets: SoftTargets, output: Output, features: Sequence[Mapping[str, Any]]
+) -> Any:
+    """Returns the batch of another collator, with the teacher's logits. Features of an evaluation have none."""
+    if ROW not in features[0]:
+        return collate(features)
+    batch = collate([{name: feature[name] for name in feature if name != ROW} for feature in features])
+    first = targets.first_items
+    rows = [feature[ROW] for feature in features]
+    batch[TEACHER_LOGITS] = output.join_items(
+        [torch.from_numpy(targets.logits[first[row] : first[row + 1]]) for row in rows]
+    )
+    return batch
 
 
 def distillation_loss(
@@ -165,14 +148,12 @@ def distillation_loss(
 ) -> torch.Tensor:
     """Returns `weight` * soft + (1 - `weight`) * hard, summed over the items.
 
-    Soft is the Kullback-Leibler divergence of the student's distribution from the teacher's, both at the temperature,
-    times the temperature squared, so that gradients keep their size (Hinton et al., 2015, section 2). With several
-    labels per example, each label is a distribution of two outcomes. For regression, soft is the squared difference of
-    the two numbers. Hard is the usual loss of the gold labels, which is 0 for an item without a label.
+    Soft is KL(teacher, student), both at the temperature, times the temperature squared, so that gradients keep their
+    size (Hinton et al., 2015, section 2). With several labels per example, each label is a distribution of two
+    outcomes. For regression, soft is the squared difference. Hard is the usual loss, or 0 for an item without a label.
 
-    `student` and `teacher` are logits, *Shape:* (I, C). `labels` are ids, `UNLABELED` without a label, *Shape:* (I,).
-    For several labels per item they are 0.0 or 1.0, *Shape:* (I, C), and for regression numbers, *Shape:* (I,). Both
-    are NaN without a label.
+    `student` and `teacher` are logits, *Shape:* (I, C). `labels` are ids, *Shape:* (I,), for several labels per item
+    0.0 or 1.0, *Shape:* (I, C), and for regression numbers, *Shape:* (I,). Without a label: `UNLABELED` or NaN.
     """
     student, teacher = student.float(), teacher.to(student.device).float()
 
@@ -248,29 +229,23 @@ def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> F
 def compute_items(trainer: FineTuningTrainer, features: Any, teacher: str, cache_dir: str | None) -> np.ndarray:
     """Returns the teacher's logits of all items of the training examples, computed or from the cache.
 
-    Every process must call this. The first process reads and writes the cache. `teacher` is the digest of the teacher.
-    *Shape:* (items, C), see [`SoftTargets`]
+    Every process must call this. `teacher` is the digest of the teacher. *Shape:* (items, C), see [`SoftTargets`]
     """
     labels = [name for name in features.column_names if name in trainer.output.label_columns]
     keyed = [] if trainer.output.labels_mark_items else labels  # labels matter only if they mark the items
-    folder = work_folder(cache_dir) / TEACHERS
-    logger.info("teacher: logits of %d examples, cached in %s", len(features), folder)
+    key = [teacher, digest_features(features.remove_columns(keyed)), trainer.accelerator.mixed_precision]
+    file = work_folder(cache_dir) / "teachers" / f"{hash_json(key)}.safetensors"
+    logger.info("teacher: logits of %d examples, cached in %s", len(features), file.parent)
     is_main = trainer.is_world_process_zero()
-    parts = []
-    for start in range(0, len(features), PART):
-        part = features.select(range(start, min(start + PART, len(features))))
-        key = [teacher, "items", digest_features(part.remove_columns(keyed)), trainer.accelerator.mixed_precision]
-        file = folder / f"{hash_json(key)}.safetensors"
+    with raise_together():
+        cached = load_file(file)["logits"] if is_main and file.exists() else None
+    (items,) = broadcast_object_list([cached])
+    if items is None:
+        logits: Any = trainer.predict(features.remove_columns(labels)).predictions
+        items = trainer.output.select_items(logits, features).astype(np.float32)
         with raise_together():
-            cached = load_file(file)["0"] if is_main and file.exists() else None
-        (items,) = broadcast_object_list([cached])
-        if items is None:
-            logits: Any = trainer.predict(part.remove_columns(labels)).predictions
-            items = trainer.output.select_items(logits, part).astype(np.float32)
-            with raise_together():
-                if is_main:
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
-                        save_file({"0": np.ascontiguousarray(items)}, unfinished)
-        parts.append(items)
-    return np.concatenate(parts)
+            if is_main:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
+                    save_file({"logits": np.ascontiguousarray(items)}, unfinished)
+    return items

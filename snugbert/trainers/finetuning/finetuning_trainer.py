@@ -37,11 +37,15 @@ from snugbert.tasks.decisions import Decisions
 from snugbert.tasks.evaluation_set import EvaluationSet, make_evaluation_set
 from snugbert.tasks.outputs import PADDING
 from snugbert.trainers.finetuning.finetuning_arguments import COMPARED_SETTINGS, FineTuningArguments
-from snugbert.trainers.finetuning.layers import find_depths, freeze_layers, reinitialize_layers
-from snugbert.trainers.finetuning.losses import class_weights, weighted_loss
+from snugbert.trainers.finetuning.layers import find_depths, prepare_layers
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import collect_results, compared_settings
-from snugbert.trainers.finetuning.settled_arguments import EarlyStopping, settle_arguments
+from snugbert.trainers.finetuning.settled_arguments import (
+    EarlyStopping,
+    class_weights,
+    settle_arguments,
+    weighted_loss,
+)
 from snugbert.trainers.run.folder import ClearOutputDir, check_disk_space
 from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer
@@ -147,10 +151,7 @@ class FineTuningTrainer(RunTrainer):
             loss = weighted_loss(class_weights(args.class_weights, task).to(args.device))
         set_seed(args.seed)
         network = task.make_model()
-        layer_callbacks: list[TrainerCallback] = []
-        if task.trains:
-            reinitialize_layers(network, args.reinit_layers)
-            layer_callbacks = freeze_layers(network, args)
+        layer_callbacks = prepare_layers(network, args) if task.trains else []
         super().__init__(
             model=network,
             args=args,

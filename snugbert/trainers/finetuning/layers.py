@@ -28,17 +28,13 @@ def find_depths(model: nn.Module) -> dict[nn.Parameter, int]:
 
 
 def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
-    """Gives the top `number` encoder layers and the pooler new random weights, as in pretraining. 0 changes nothing.
+    """Gives the top `number` encoder layers and the pooler new random weights, as in pretraining.
 
     As in Zhang et al. (2021), "Revisiting Few-sample BERT Fine-tuning", section 5: the top layers are specialized in
     pretraining, and can be a poor start for few labels. The weights come from torch's global generator.
     """
     encoder: Any = model.base_model
     layers = encoder.encoder.layer
-    if number > len(layers):
-        raise InputError(f"--reinit_layers {number} is too large. The model has {format_count(len(layers), 'layer')}.")
-    if number == 0:
-        return
     parts = [*layers[-number:], encoder.pooler] if encoder.pooler is not None else layers[-number:]
     for module in (module for part in parts for module in part.modules()):
         for parameter in module.parameters(recurse=False):
@@ -47,10 +43,8 @@ def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
         model._init_weights(module)
 
 
-def freeze_layers(model: nn.Module, args: FineTuningArguments) -> list[TrainerCallback]:
-    """Freezes the layers that the settings select. Returns the callback that unfreezes them later, if any."""
-    if not args.freezes:
-        return []
+def prepare_layers(model: PreTrainedModel, args: FineTuningArguments) -> list[TrainerCallback]:
+    """Reinitializes and freezes the layers that the settings select. Returns a callback if it unfreezes them later."""
     depths = find_depths(model)
     layers = max(depths.values()) - 1
     if args.freeze_layers + args.reinit_layers > layers:
@@ -58,6 +52,10 @@ def freeze_layers(model: nn.Module, args: FineTuningArguments) -> list[TrainerCa
             f"--freeze_layers {args.freeze_layers} and --reinit_layers {args.reinit_layers} are too large. The model "
             f"has {format_count(layers, 'layer')}."
         )
+    if args.reinit_layers > 0:
+        reinitialize_layers(model, args.reinit_layers)
+    if not args.freezes:
+        return []
     frozen = [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
     if args.unfreeze_after_steps is not None:
         # DDP registers parameters once, before training. Frozen parameters are unused until they are unfrozen.

@@ -144,7 +144,13 @@ def prepare_task(
         forget_decisions(config)
     elif given is None:  # a model in memory was checked above
         _check_head(config, task.head, model_args)
-    student_layers = _choose_layers(model_args, config, trains)
+    student_layers = None
+    if model_args.num_student_layers is not None:
+        if not trains:
+            raise InputError("--num_student_layers needs training examples. To score all layers, remove the flag.")
+        student_layers = choose_student_layers(
+            config.num_hidden_layers, model_args.num_student_layers, model_args.student_layers
+        )
     task.choose_labels(splits, config, None if teacher is None else teacher.task, is_teacher)
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
     if trains:
@@ -211,22 +217,12 @@ def name_sources(**datasets: Any) -> Sources:
     return sources
 
 
-def _choose_layers(model_args: FineTunedModelArguments, config: SnugBertConfig, trains: bool) -> list[int] | None:
-    if model_args.num_student_layers is None:
-        return None
-    if not trains:
-        raise InputError("--num_student_layers needs training examples. To score all layers, remove the flag.")
-    return choose_student_layers(config.num_hidden_layers, model_args.num_student_layers, model_args.student_layers)
-
-
 def collect_data_settings(data_args: DataArguments) -> dict[str, Any]:
     """Returns the data settings as JSON values. Paths are cut to file names, because results may be published."""
-
-    def value(name: str, given: Any) -> Any:
+    settings = asdict(data_args)
+    for name, given in settings.items():
         if given is not None and name == "dataset_name":
-            return describe_dataset(given)
-        if given is None or not name.endswith(("_file", "_dir")):
-            return given
-        return [Path(file).name for file in given] if isinstance(given, list) else Path(given).name
-
-    return {name: value(name, given) for name, given in asdict(data_args).items()}
+            settings[name] = describe_dataset(given)
+        elif given is not None and name.endswith(("_file", "_dir")):
+            settings[name] = [Path(file).name for file in given] if isinstance(given, list) else Path(given).name
+    return settings

@@ -23,22 +23,17 @@ from datasets import Dataset
 from snugbert.card_snugbert import find_base_model
 from snugbert.continuation import check_continuation, make_record
 from snugbert.errors import InputError
-from snugbert.files import read_json, write_atomically
+from snugbert.files import hash_json, read_json, write_atomically
 from snugbert.reports.cards import package_versions
 from snugbert.reports.results import RunResults
 from snugbert.reports.score_tables import set_title
 from snugbert.storage.inputs import work_folder
 from snugbert.storage.uploads import find_output
 from snugbert.tasks.evaluation_set import EvaluationSet
-from snugbert.trainers.finetuning.finetuning_arguments import (
-    COMPARED_SETTINGS,
-    FineTunedModelArguments,
-    FineTuningArguments,
-)
+from snugbert.trainers.finetuning.finetuning_arguments import COMPARED_SETTINGS, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.settled_arguments import total_batch_size
-from snugbert.trainers.finetuning.sweep_file import DISTILLATION_SETTINGS, TRAINING_FLAGS
-from snugbert.trainers.finetuning.sweep_results import list_run_folders
+from snugbert.trainers.finetuning.sweep_file import DISTILLATION_SETTINGS, TRAINING_FLAGS, SweepFile
 from snugbert.trainers.run.folder import list_run_files, remove_run
 from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.run.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
@@ -55,7 +50,6 @@ OUTCOME_SETTINGS = (
     "do_train",
     "do_eval",
     "do_predict",
-    "sweep",
     "pad_to_max_length",
 )
 PLAN = "plan.json"  # in the output folder
@@ -94,7 +88,7 @@ def collect_results(
         "copies": prepared.copies.sentences,
         "training": training,
         "settings": {
-            **_list_student_settings(prepared.model_args),
+            **_list_student_settings(prepared),
             **prepared.settings,
             **({name: getattr(args, name) for name in DISTILLATION_SETTINGS} if prepared.soft_targets else {}),
             **(collect_settings(args) if training else {}),
@@ -111,7 +105,7 @@ def compared_settings(prepared: PreparedTask, args: FineTuningArguments, finishe
         sets = [prepared.validation_set]
     settings = {
         "--model_name_or_path": find_base_model(prepared.model_args.model_name_or_path)[1],
-        **{f"--{name}": value for name, value in _list_student_settings(prepared.model_args).items()},
+        **{f"--{name}": value for name, value in _list_student_settings(prepared).items()},
         "batch": total_batch_size(args),
         "data": digest_examples(prepared, sets),
     }
@@ -120,11 +114,10 @@ def compared_settings(prepared: PreparedTask, args: FineTuningArguments, finishe
     return settings
 
 
-def _list_student_settings(model_args: FineTunedModelArguments) -> dict[str, Any]:
+def _list_student_settings(prepared: PreparedTask) -> dict[str, Any]:
     """Returns which layers of the checkpoint the model starts from. Empty: all."""
-    if model_args.num_student_layers is None:
-        return {}
-    return {"num_student_layers": model_args.num_student_layers, "student_layers": model_args.student_layers}
+    names = ("num_student_layers", "student_layers") if prepared.student_layers is not None else ()
+    return {name: getattr(prepared.model_args, name) for name in names}
 
 
 def digest_examples(prepared: PreparedTask, sets: Sequence[EvaluationSet[Any]]) -> dict[str, str]:
@@ -154,16 +147,12 @@ def digest_features(dataset: Dataset) -> str:
 # --- the plan of a sweep -----------------------------------------------------------------------------------
 
 
-def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings that must not change when a command continues the runs in a folder."""
-    given = asdict(model_args) | data | collect_settings(args, OUTCOME_SETTINGS)
-    # A single run is not a sweep over one seed: its model is in the output folder.
-    given |= {"seeds": args.seeds, "sweeps": args.sweeps}
+def make_plan(prepared: PreparedTask, args: FineTuningArguments, search: SweepFile) -> dict[str, Any]:
+    """Returns what must not change when a command continues a sweep."""
+    given = asdict(prepared.model_args) | prepared.settings | collect_settings(args, OUTCOME_SETTINGS)
     plan = {f"--{name}": _hide_folder(value) for name, value in given.items() if name not in NOT_COMPARED}
-    if args.search is not None:
-        plan |= {"runs": args.search.size, "winner_seeds": args.search.winner_seeds}
-        plan |= {} if args.sweep is None else {"--sweep": args.search.plan}
-    return plan
+    plan |= {"--sweep": search.plan, "--seeds": args.seeds, "runs": search.size, "winner_seeds": search.winner_seeds}
+    return plan | digest_examples(prepared, prepared.evaluation_sets)
 
 
 def check_plan(plan: dict[str, Any], output_dir: Path) -> bool:
@@ -180,17 +169,19 @@ def check_plan(plan: dict[str, Any], output_dir: Path) -> bool:
     if not file.exists():
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     record = read_json(file)
-    before = record.get("settings", {}) if isinstance(record, dict) else {}
+    before = record.get("settings", {})
     grown = {name: before[name] for name in BUDGET if before.get(name, math.inf) <= plan.get(name, 0)}
     check_continuation(record, "sweep", plan | grown, f"--output_dir: the run in {output_dir}", remedy)
     return True
 
 
-def prepare_folder(plan: dict[str, Any], output_dir: Path, continues: bool) -> None:
-    """Removes an earlier run unless the command continues it, and writes the plan. Every process must call this.
+def list_run_folders(output_dir: Path) -> list[Path]:
+    """Returns the folders of a sweep's runs in `output_dir`. Other folders, such as TensorBoard's, stay untouched."""
+    return list((output_dir / "runs").glob("batch-*_rate-*_epochs-*_seed-*"))
 
-    Only files that runs write are removed. [`check_plan`] returns `continues`.
-    """
+
+def prepare_folder(plan: dict[str, Any], output_dir: Path, continues: bool) -> None:
+    """Removes an earlier run unless the command continues it, and writes the plan. Every process must call this."""
     wait_for_all()  # every process checks before the main process changes the folder
     if PartialState().is_main_process:
         if not continues:
@@ -214,4 +205,4 @@ def _hide_folder(value: Any) -> Any:
         return value
     if Path(value).is_relative_to(work_folder()):
         value = str(Path(value).relative_to(work_folder()))
-    return f"{Path(value).name} ({hashlib.sha256(value.encode()).hexdigest()[:8]})"
+    return f"{Path(value).name} ({hash_json(value)[:8]})"

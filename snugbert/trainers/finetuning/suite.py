@@ -27,44 +27,34 @@ logger = logging.getLogger(__name__)
 def run_glue(
     model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
 ) -> None:
-    """Runs `snugbert glue`: one task, or all of them."""
+    """Runs `snugbert glue`: one task, or all tasks with data.
+
+    Of all tasks, a finished one is not trained again, and an interrupted one continues.
+    """
     if data_args.task_name != "all":
         run_fine_tuning(model_args, data_args, training_args, TextClassification.head)
         return
+    has_weights = training_args.class_weights is not None or training_args.varies("class_weights")
+    if model_args.teacher_name_or_path is not None or has_weights:
+        raise InputError("--teacher_name_or_path and --class_weights fit one task only. Set --task_name to one task.")
+    refuse_distillation_flags(training_args)
     set_up(training_args)
-    with lock_output_dir(training_args):
-        run_suite(model_args, data_args, training_args)
-
-
-def run_suite(
-    model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
-) -> None:
-    """Fine-tunes on every GLUE task with data, and writes the table of scores.
-
-    A finished task is not trained again. An interrupted task continues from its newest checkpoint, or its sweep.
-    With seeds or a sweep, the table shows the best run on the validation examples, as in the BERT paper. Test
-    predictions are copied to the folder `submission`.
-    """
     output_dir = Path(str(training_args.output_dir))
     wanted = training_args.wanted_splits or ("train", "validation")
     names = tasks_with_data(data_args, wanted)
-    if model_args.teacher_name_or_path is not None:
-        raise InputError("--teacher_name_or_path: each task needs its own teacher. Set --task_name to one task.")
-    refuse_distillation_flags(training_args)
-    if training_args.class_weights is not None or training_args.varies("class_weights"):
-        raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
     seconds = 0.0
-    for index, name in enumerate(names, start=1):
-        logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
-        task = TextClassification(replace(data_args, task_name=name))
-        seconds += run_task(task, model_args, make_task_arguments(training_args, name))
-    if training_args.dry_run:
-        logger.info("all tasks: about %s", format_duration(seconds))
-    elif training_args.should_save:
-        if "validation" in wanted:
-            write_table(output_dir, names)
-        if "test" in wanted:
-            gather_predictions(output_dir, names)
+    with lock_output_dir(training_args):
+        for index, name in enumerate(names, start=1):
+            logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
+            task = TextClassification(replace(data_args, task_name=name))
+            seconds += run_task(task, model_args, make_task_arguments(training_args, name))
+        if training_args.dry_run:
+            logger.info("all tasks: about %s", format_duration(seconds))
+        elif training_args.should_save:
+            if "validation" in wanted:
+                write_table(output_dir, names)
+            if "test" in wanted:
+                gather_predictions(output_dir, names)
 
 
 def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> list[str]:
@@ -122,12 +112,6 @@ def gather_predictions(output_dir: Path, names: list[str]) -> None:
     """Copies the test predictions of the tasks `names` to the folder `submission`, for gluebenchmark.com."""
     folder = output_dir / "submission"
     folder.mkdir(exist_ok=True)
-    missing = []
-    for name, task in TASKS.items():
-        for stem in task.leaderboard.values() or (task.folder,):
-            file = output_dir / name / f"{stem}.tsv"
-            if name in names and file.exists():
-                shutil.copy2(file, folder)
-            else:
-                missing.append(file.name)
-    print(f"submission: {folder}{'; missing: ' if missing else ''}{', '.join(missing)}", flush=True)
+    for file in (file for name in names for file in (output_dir / name).glob("*.tsv")):
+        shutil.copy2(file, folder)
+    print(f"submission: {folder}", flush=True)

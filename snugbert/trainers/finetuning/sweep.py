@@ -11,14 +11,14 @@ one seed, and an interrupted search cannot resume.
 import copy
 import functools
 import gc
-import hashlib
 import json
 import logging
 import math
 import re
+import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,9 +36,10 @@ from optuna.trial import Trial, TrialState
 from transformers import TrainerCallback
 
 from snugbert.errors import InputError, format_count
-from snugbert.files import write_atomically
+from snugbert.files import LOCK_NAME, dump_json, hash_json, write_atomically
 from snugbert.reports.finetuned_card import write_finetuning_card
-from snugbert.reports.results import RESULTS, RunResults, format_summary, read_results, write_results
+from snugbert.reports.intervals import estimate_mean_interval
+from snugbert.reports.results import RESULTS, format_summary, read_results, write_results
 from snugbert.reports.score_tables import sweep_tables
 from snugbert.trainers.dry_run import as_dry_run
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
@@ -47,23 +48,14 @@ from snugbert.trainers.finetuning.run_records import (
     JOURNAL,
     PLAN,
     check_plan,
-    digest_examples,
+    list_run_folders,
     make_plan,
     prepare_folder,
 )
 from snugbert.trainers.finetuning.settled_arguments import settle_arguments, total_batch_size
 from snugbert.trainers.finetuning.single_run import fine_tune, make_trainer, run_dry_fine_tuning
 from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE, SweepFile, read_value
-from snugbert.trainers.finetuning.sweep_results import (
-    FinishedRun,
-    Objective,
-    best_run,
-    choose_setting,
-    copy_best_run,
-    keep_best_weights,
-    read_runs,
-    summarize_sweep,
-)
+from snugbert.trainers.run.checkpoints import list_checkpoints
 from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.run.run_uploads import NOT_UPLOADED
 from snugbert.trainers.run.stopping import DivergedError
@@ -71,6 +63,7 @@ from snugbert.trainers.run.stopping import DivergedError
 logger = logging.getLogger(__name__)
 
 OTHER_FLAGS = re.compile(r"[\w.+-]{0,160}", re.ASCII)  # in a folder's name. File systems allow 255 bytes
+WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 # Every table has columns for these flags.
 IN_COLUMNS = (BATCH_SIZE, "per_device_train_batch_size", "learning_rate", "num_train_epochs")
 
@@ -81,40 +74,74 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     Returns the expected seconds of a dry run, otherwise 0.
     """
     sweep = Sweep(prepared, args)
-    plan = make_plan(prepared.model_args, sweep.args, prepared.settings)
-    plan |= digest_examples(prepared, prepared.evaluation_sets)
+    plan = make_plan(prepared, args, sweep.search)
     (continues,) = broadcast_object_list([not args.overwrite_output_dir and check_plan(plan, sweep.output_dir)])
     if not continues:
         sweep.check_values()
-    if not args.dry_run:
-        prepare_folder(plan, sweep.output_dir, continues)
-        runs = sweep.run_all()
-        if args.should_save:
-            sweep.finish(runs)
-        return 0.0
-    return sweep.run_dry(len(read_runs(sweep.output_dir)) if continues else 0)
+    if args.dry_run:  # measures the first run
+        first = sweep.plan_run(Suggestions(sweep.search, args.seed, True, None).ask(0), args.seed)
+        left = sweep.total - (len(read_runs(sweep.output_dir)) if continues else 0)
+        return run_dry_fine_tuning(prepared, first.args, None, max(0, left))
+    prepare_folder(plan, sweep.output_dir, continues)
+    runs = sweep.run_all()
+    if args.should_save:
+        sweep.finish(runs)
+    return 0.0
 
 
-# --- the runs of a setting ----------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------------------------
 
 
-class PlannedRun(NamedTuple):
-    """One run of a sweep, finished or not."""
+class Objective(NamedTuple):
+    """The score that selects the best run."""
+
+    set_name: str  # of the validation examples
+    metric: str
+    higher_is_better: bool
+
+
+class SweepRun(NamedTuple):
+    """One run of a sweep: planned, or finished, which includes failed runs and runs that were stopped early."""
 
     setting: dict[str, Any]  # columns of every table, and other flags that vary, for reports
-    args: FineTuningArguments
-    folder: Path  # named after the setting
     seed: int
+    folder: Path  # named after the setting
+    # Empty: not finished. Otherwise [`RunResults`], or "evaluations" with either "failure" (the message of a failed
+    # run) or "stopped_early". All have "seconds", the time that the run took.
+    results: dict[str, Any]
+    args: Any = None  # of a planned run
 
-    def read(self) -> FinishedRun | None:
-        """Returns the finished run. None if the run is not finished. Every process must call this."""
+    def read(self) -> "SweepRun":
+        """Returns the run with its results. Every process must call this."""
         wait_for_all()  # the first process may still be removing weights
         file = self.folder / RESULTS
-        (results,) = broadcast_object_list([read_results(file) if file.exists() else None])
-        return None if results is None else FinishedRun(self.setting, self.seed, self.folder, results)
+        (results,) = broadcast_object_list([read_results(file) if file.exists() else {}])
+        return self._replace(results=results)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run neither failed nor was stopped early."""
+        return "metrics" in self.results
+
+    def score(self, set_name: str, metric: str) -> float:
+        """Returns a metric. NaN if it is undefined (the correlation of a constant) or the run is not complete."""
+        value = self.results.get("metrics", {}).get(set_name, {}).get(metric)
+        return np.nan if value is None else value
+
+    def rank(self, objective: Objective) -> float:
+        """Returns the score as a number that is higher for better runs, and lowest without a score."""
+        score = self.score(objective.set_name, objective.metric)
+        return float(np.nan_to_num(score if objective.higher_is_better else -score, nan=-np.inf))
 
 
-def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any], seed: int) -> PlannedRun:
+def read_runs(output_dir: Path) -> list[SweepRun]:
+    """Returns the finished runs in the output folder of a sweep, without their settings. The newest is the last."""
+    files = [file for folder in list_run_folders(output_dir) if (file := folder / RESULTS).exists()]
+    files.sort(key=lambda file: file.stat().st_mtime_ns)
+    return [SweepRun({}, 0, file.parent, read_results(file)) for file in files]
+
+
+def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any], seed: int) -> SweepRun:
     """Returns the run with the `values` of the flags that vary. `examples` is the number of training examples."""
     run_args = copy.copy(args)
     for flag, value in values.items():
@@ -128,12 +155,13 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
                 f"--sweep {args.sweep}: the batch size {values[BATCH_SIZE]} is not divisible by {divisor}, the number "
                 "of processes times --gradient_accumulation_steps. Use a multiple."
             )
-    lengthen(run_args, examples)
     batch, rate = total_batch_size(run_args), run_args.learning_rate
+    steps = max(1, math.ceil(examples / batch))  # of an epoch
+    run_args.num_train_epochs = max(run_args.num_train_epochs, float(math.ceil(args.min_steps / steps)))
     other = {flag: value for flag, value in values.items() if flag not in IN_COLUMNS}
     names = "".join(f"_{flag}-{value}" for flag, value in other.items())
     if not OTHER_FLAGS.fullmatch(names):
-        names = f"_{hashlib.sha256(names.encode()).hexdigest()[:8]}"
+        names = f"_{hash_json(names)[:8]}"
     output_dir = Path(str(args.output_dir))
     name = f"batch-{batch}_rate-{rate:g}_epochs-{run_args.num_train_epochs:g}{names}_seed-{seed}"
     folder = output_dir / "runs" / name
@@ -145,16 +173,9 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     run_args.push_to_hub, run_args.sweep, run_args.seeds, run_args.search = False, None, 1, None
     if not run_args.load_best_model_at_end:
         run_args.save_strategy = "no"  # type: ignore[assignment]
-    epochs = run_args.num_train_epochs
-    if run_args.max_steps > 0:
-        epochs = float(f"{run_args.max_steps / math.ceil(examples / batch):.3g}")
-    return PlannedRun({"batch_size": batch, "learning_rate": rate, "epochs": epochs} | other, run_args, folder, seed)
-
-
-def lengthen(args: FineTuningArguments, examples: int) -> None:
-    """Increases the number of epochs if `min_steps` need more."""
-    needed = math.ceil(args.min_steps / max(1, math.ceil(examples / total_batch_size(args))))
-    args.num_train_epochs = max(args.num_train_epochs, float(needed))
+    epochs = run_args.num_train_epochs if run_args.max_steps <= 0 else float(f"{run_args.max_steps / steps:.3g}")
+    setting = {"batch_size": batch, "learning_rate": rate, "epochs": epochs} | other
+    return SweepRun(setting, seed, folder, {}, run_args)
 
 
 # --- suggested settings -------------------------------------------------------------------------------------------
@@ -221,8 +242,8 @@ class Suggestions:
 
     def _make_sampler(self, number: int) -> optuna.samplers.BaseSampler:
         if self._search.method == "grid":
-            settings: Any = self._search.settings.items()
-            return optuna.samplers.GridSampler({flag: values.choices for flag, values in settings}, seed=self._seed)
+            settings = {flag: values.choices for flag, values in self._search.settings.items()}
+            return optuna.samplers.GridSampler(settings, seed=self._seed)
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
         return samplers[self._search.method](seed=seed)
@@ -250,17 +271,11 @@ class Sweep:
 
     def __init__(self, prepared: PreparedTask, args: FineTuningArguments):
         settle_arguments(prepared, args)
-        if args.metric_for_best_model == "loss":
-            main_metric = prepared.task.main_metric
-            raise InputError(f"--metric_for_best_model: a sweep needs a metric such as {main_metric}, not the loss.")
-        if prepared.train_features is None:
-            raise InputError("--sweep and --seeds need training examples.")
+        if prepared.train_features is None or args.metric_for_best_model == "loss":
+            raise InputError("--sweep and --seeds need training examples, and a --metric_for_best_model of the task.")
         assert args.search is not None and prepared.validation_set is not None  # see `settle_arguments`
-        self.prepared = prepared
-        self.search = args.search
-        self.args = copy.copy(args)
-        lengthen(self.args, len(prepared.train_features))
-        self.plan_run = functools.partial(plan_run, self.args, len(prepared.train_features))
+        self.prepared, self.args, self.search = prepared, args, args.search
+        self.plan_run = functools.partial(plan_run, args, len(prepared.train_features))
         self.output_dir = Path(str(args.output_dir))
         self.objective = Objective(
             prepared.validation_set.name, str(args.metric_for_best_model), bool(args.greater_is_better)
@@ -285,22 +300,17 @@ class Sweep:
                     make_trainer(self.prepared, as_dry_run(run.args, folder)).create_optimizer_and_scheduler(1)
                 gc.collect()  # a dry run measures the memory
 
-    def run_dry(self, finished: int) -> float:
-        """Measures the first run, and multiplies its time by the number of runs that are left. Returns the seconds."""
-        first = self.plan_run(Suggestions(self.search, self.args.seed, True, None).ask(0), self.args.seed)
-        return run_dry_fine_tuning(self.prepared, first.args, None, max(0, self.total - finished))
-
-    def run_all(self) -> list[FinishedRun]:
+    def run_all(self) -> list[SweepRun]:
         """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings."""
         set_name, metric, higher_is_better = self.objective
         suggestions = Suggestions(self.search, self.args.seed, higher_is_better, self.output_dir / JOURNAL)
         hours = math.inf if self.search.hours is None else self.search.hours
-        finished: dict[Path, FinishedRun] = {}  # a setting may be suggested twice
+        finished: dict[Path, SweepRun] = {}  # a setting may be suggested twice
         tried: list[dict[str, Any]] = []
         while len(tried) < self.search.size:
             values = suggestions.ask(len(tried))
             seconds = sum(run.results["seconds"] for run in finished.values())
-            if seconds > 3600 * hours and self.plan_run(values, self.args.seed).read() is None:
+            if seconds > 3600 * hours and not self.plan_run(values, self.args.seed).read().results:
                 logger.info("stopped after %g hours and %s", hours, format_count(len(tried), "setting"))
                 break
             tried.append(values)
@@ -320,48 +330,58 @@ class Sweep:
         for values in tried:
             for run in (self.plan_run(values, seed) for seed in self.further_seeds):
                 # A finished run belongs to a setting that was the best until the budget grew.
-                if run.setting == best or run.read() is not None:
+                if run.setting == best or run.read().results:
                     finished[run.folder] = self._run(run, len(finished) + 1, [])
         return [*finished.values()]
 
-    def _run(self, run: PlannedRun, number: int, callbacks: list[StopBadRuns]) -> FinishedRun:
+    def _run(self, run: SweepRun, number: int, callbacks: list[StopBadRuns]) -> SweepRun:
         """Returns the finished run. If `run` is not finished, runs it. Removes all weights except the best."""
-        if run.read() is None:
+        if not run.read().results:
             logger.info("run %d of %d: %s", number, self.total, run.folder.name)
             self._start(run, callbacks)
         if self.args.should_save:
-            # An earlier command may have been killed here, and may have finished runs after this run.
-            keep_best_weights(self.output_dir, self.objective)
-        finished = run.read()
-        assert finished is not None
-        return finished
+            self._keep_best_weights()
+        return run.read()
 
-    def _start(self, run: PlannedRun, callbacks: list[StopBadRuns]) -> None:
+    def _keep_best_weights(self) -> None:
+        """Removes the weights of all finished runs but the best, and all checkpoints of finished runs.
+
+        An earlier command may have been killed here, and may have finished runs after the current one.
+        """
+        runs = read_runs(self.output_dir)
+        best = best_run(runs, self.objective)
+        for run in runs:
+            weights = [file for file in run.folder.iterdir() if WEIGHTS.fullmatch(file.name)]
+            for file in weights if run is not best else []:
+                file.unlink()
+            for checkpoint in list_checkpoints(run.folder):
+                shutil.rmtree(checkpoint)
+
+    def _start(self, run: SweepRun, callbacks: list[StopBadRuns]) -> None:
         """Runs until results are written. The results of a failed run mark it as finished, too."""
-        name = run.folder.name
         start = time.monotonic()
         failure: dict[str, Any] = {}
         try:
             fine_tune(self.prepared, run.args, callbacks)
         except (DivergedError, torch.OutOfMemoryError) as error:
-            if self.args.world_size > 1 and not isinstance(error, DivergedError):
+            diverged = isinstance(error, DivergedError)
+            if self.args.world_size > 1 and not diverged:
                 raise  # other processes wait for this process
-            failure = {"failure": f"{name}: {error if isinstance(error, DivergedError) else 'out of memory'}"}
+            failure["failure"] = f"{run.folder.name}: {error if diverged else 'out of memory'}"
             logger.warning("%s. The sweep continues. To repeat this run, remove its folder.", failure["failure"])
         except optuna.TrialPruned:
-            logger.info("%s: stopped early, because it is worse than the median", name)
-            failure = {"stopped_early": True}
+            failure["stopped_early"] = True
+            logger.info("%s: stopped early, because it is worse than the median", run.folder.name)
         gc.collect()  # an exception keeps the model in memory
         if failure and self.args.should_save:
             failure["evaluations"] = [score for callback in callbacks for score in callback.evaluations]
             failure["seconds"] = round(time.monotonic() - start, 1)
             run.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(run.folder / RESULTS, json.dumps(failure, indent=1, ensure_ascii=False) + "\n")
+            write_atomically(run.folder / RESULTS, dump_json(failure))
 
-    def finish(self, runs: list[FinishedRun]) -> None:
+    def finish(self, runs: list[SweepRun]) -> None:
         """Copies the best run's files to the output folder, writes results and card, prints the tables, and pushes."""
-        prepared = self.prepared
-        args = self.args
+        prepared, args = self.prepared, self.args
         best = best_run(runs, self.objective)
         if not best.is_complete:
             raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
@@ -370,13 +390,15 @@ class Sweep:
         summary = summarize_sweep(runs, self.objective, self.seeds)
         tables = sweep_tables(summary, list(best.setting), prepared.task.perfect_score)
         tables += f"\n\nThe model is from the best run, {best.folder.name}."
-        copy_best_run(self.output_dir, best)
+        for path in sorted(best.folder.iterdir(), key=lambda path: path.suffix == ".safetensors"):  # weights last
+            if path.is_file() and path.name not in (RESULTS, "results.md", LOCK_NAME):
+                shutil.copy2(path, self.output_dir / path.name)
         repository = None
         if args.push_to_hub:
             name = args.hub_model_id or self.output_dir.resolve().name
             hub = HfApi(token=args.hub_token)
             repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
-        results: RunResults = {**best.results, "sweep": summary}  # type: ignore[typeddict-item]
+        results: Any = {**best.results, "sweep": summary}
         results.pop("seconds")  # of the best run only
         card_name = repository or args.hub_model_id
         base_model = prepared.model_args.model_name_or_path
@@ -390,3 +412,79 @@ class Sweep:
                 ignore_patterns=[*NOT_UPLOADED, "runs/*", PLAN, JOURNAL],
                 commit_message="Best run of a sweep",
             )
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def summarize_sweep(runs: list[SweepRun], objective: Objective, seeds: range) -> dict[str, Any]:
+    """Returns means and standard deviations over seeds, of each setting's score and the best setting's metrics.
+
+    `metrics` is evaluation set -> metric -> `mean`, `std` and `interval`. With one seed, `interval` is the interval of
+    that run's score, or None. `failures` are messages. `stopped` are the settings that were stopped early, and their
+    `scores` in training. `seeds`: see [`choose_setting`].
+    """
+    set_name, metric, _ = objective
+    groups = _group_by_setting(run for run in runs if run.is_complete)
+    settings = {}
+    for name, group in groups.items():
+        scores = [run.score(set_name, metric) for run in group]
+        spread = _summarize_seeds(group, set_name, metric)
+        settings[name] = {**group[0].setting, "seeds": len(scores), "scores": scores, **spread}
+    best = json.dumps(choose_setting(runs, objective, seeds))
+    metrics = {
+        name: {m: _summarize_seeds(groups[best], name, m) for m in values}
+        for name, values in groups[best][0].results["metrics"].items()
+    }
+    stopped = [run for run in runs if "stopped_early" in run.results]
+    return {
+        "chosen_by": f"{set_name}_{metric}",
+        "settings": [*settings.values()],
+        "best_setting": settings[best],
+        "metrics": metrics,
+        "failures": [run.results["failure"] for run in runs if "failure" in run.results],
+        "stopped": [{**run.setting, "scores": run.results["evaluations"]} for run in stopped],
+    }
+
+
+def choose_setting(runs: Sequence[SweepRun], objective: Objective, seeds: range) -> dict[str, Any]:
+    """Returns the setting with the best mean over `seeds`, which every setting has. Empty: no run is complete.
+
+    A setting with an incomplete run ranks below settings whose runs are all complete. A setting with an undefined
+    score ranks last.
+    """
+
+    def rank(group: list[SweepRun]) -> tuple[bool, bool, float]:
+        mean = float(np.mean([run.rank(objective) for run in group if run.is_complete]))
+        return mean > -np.inf, all(run.is_complete for run in group), mean
+
+    groups = _group_by_setting(run for run in runs if run.seed in seeds).values()
+    complete = [group for group in groups if any(run.is_complete for run in group)]
+    return max(complete, key=rank)[0].setting if complete else {}
+
+
+def best_run(runs: Sequence[SweepRun], objective: Objective) -> SweepRun:
+    """Returns the best run, or any if no run is complete. If several runs are equal, the first run with weights."""
+
+    def rank(run: SweepRun) -> tuple[bool, float, bool]:
+        return run.is_complete, run.rank(objective), any(run.folder.glob("model*.safetensors"))
+
+    return max(runs, key=rank)
+
+
+def _group_by_setting(runs: Iterable[SweepRun]) -> dict[str, list[SweepRun]]:
+    groups: dict[str, list[SweepRun]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(run.setting), []).append(run)
+    return groups
+
+
+def _summarize_seeds(runs: list[SweepRun], set_name: str, metric: str) -> dict[str, Any]:
+    values = [run.score(set_name, metric) for run in runs]
+    intervals = runs[0].results.get("intervals", {})
+    return {
+        "mean": float(np.mean(values)),
+        # The standard deviation of a sample, undefined for one seed.
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan,
+        "interval": estimate_mean_interval(values) if len(values) > 1 else intervals.get(set_name, {}).get(metric),
+    }

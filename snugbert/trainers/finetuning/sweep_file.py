@@ -1,17 +1,6 @@
 """The YAML file of `--sweep`: which flags vary, how they are searched, and the budget.
 
-    method: tpe         # a sampler of Optuna: grid, random or tpe
-    runs: 20            # settings to try
-    hours: 2            # time budget
-    prune: true         # Optuna stops runs that are worse than the median of earlier runs
-    winner_seeds: 3     # runs of the best setting
-    settings:
-      learning_rate: {low: 1e-5, high: 1e-4, log: true}
-      num_train_epochs: {low: 2, high: 4, step: 1}
-      per_device_train_batch_size: [16, 32]
-      weight_decay: 0.1
-
-`paper`, `fixed` and `stable` are files of the package.
+docs/how-to/fine-tune.md has an example. `paper`, `fixed` and `stable` are files of the package.
 """
 
 import math
@@ -59,29 +48,20 @@ VARIED = (BATCH_SIZE, *TRAINING_FLAGS, *DISTILLATION_SETTINGS)
 
 @dataclass
 class SweepFile:
-    """The content of a sweep file.
-
-    Attributes:
-        runs: maximum number of settings. A grid may have fewer.
-        hours: time budget, see [`Sweep`].
-        prune: whether Optuna stops bad runs.
-        seeds: runs of each setting, the default of `--seeds`.
-        winner_seeds: runs of the best setting.
-        min_steps: minimum number of steps of a run, unless the user chose its length.
-        settings: the distribution of each flag that varies, as in Optuna.
-        defaults: values that are the same in all runs, unless the user gives the flag.
-        plan: what must not change when a sweep continues: the preset's name, or the file without its budget.
-    """
+    """The content of a sweep file."""
 
     method: str = field(default="grid", metadata={"choices": ["grid", "random", "tpe"]})
-    runs: int | None = None
-    hours: float | None = None
-    prune: bool = False
-    seeds: int = 1
-    winner_seeds: int = 1
-    min_steps: int = 0
+    runs: int | None = None  # maximum number of settings. A grid may have fewer
+    hours: float | None = None  # no setting starts later
+    prune: bool = False  # whether Optuna stops bad runs
+    seeds: int = 1  # runs of each setting, the default of `--seeds`
+    winner_seeds: int = 1  # runs of the best setting
+    min_steps: int = 0  # of a run, unless the user chose its length
+    # The distribution of each flag that varies, as in Optuna.
     settings: dict[str, Any] = field(default_factory=dict, init=False)
+    # Values that are the same in all runs, unless the user gives the flag.
     defaults: dict[str, Any] = field(default_factory=dict, init=False)
+    # What must not change when a sweep continues: the preset's name, or the file without its budget.
     plan: Any = field(default=None, init=False)
 
     def __post_init__(self):

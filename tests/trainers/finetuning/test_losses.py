@@ -1,14 +1,12 @@
 """The loss of distillation: a reference, zero gradients when the teacher is the student, exact accumulation."""
 
-import numpy as np
 import pytest
 import torch
-from finetuning_examples import HEADS, examples, new_distillation_trainer, new_model, new_trainer, train_one_step
+from finetuning_examples import HEADS, examples, new_distillation_trainer, new_model, train_one_step
 from parity import assert_same_gradients, perturb
 
 from snugbert.tasks.outputs import UNLABELED
-from snugbert.trainers.finetuning import distillation_trainer
-from snugbert.trainers.finetuning.distillation_trainer import compute_items, distillation_loss
+from snugbert.trainers.finetuning.distillation_trainer import distillation_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -125,29 +123,3 @@ def test_one_batch_equals_accumulated_padded_and_filled_batches_and_a_reference(
     assert largest_gradient(first) > 1e-4
     for other in (*others, plain_student(head, teacher, data, temperature=2.0, weight=0.5)):
         assert_same_gradients(other, first)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_a_killed_teacher_computes_only_the_missing_parts(head, tokenizer, tmp_path, monkeypatch):
-    """The parts may be padded to different lengths."""
-    data = examples(head, 45)
-    trainer = new_trainer(head, tokenizer, tmp_path, data=data, per_device_eval_batch_size=7)
-
-    def compute(cache):
-        return compute_items(trainer, data, "digest", str(tmp_path / cache))
-
-    whole = compute("whole")
-    sizes, predict = [], trainer.predict
-
-    def predict_until_killed(part):
-        sizes.append(len(part))
-        if len(sizes) == 2:
-            raise KeyboardInterrupt
-        return predict(part)
-
-    monkeypatch.setattr(distillation_trainer, "PART", 16)
-    monkeypatch.setattr(trainer, "predict", predict_until_killed)
-    with pytest.raises(KeyboardInterrupt):
-        compute("parts")
-    np.testing.assert_allclose(compute("parts"), whole, rtol=0, atol=1e-5)
-    assert sizes == [16, 16, 16, 13]  # the first part was in the cache

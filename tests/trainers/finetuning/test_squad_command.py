@@ -227,7 +227,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
         ({"train_file": "{workshop}/test.jsonl"}, "question .* has no answer"),
         (
             {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
-            "--validation_file: no reference answers to select the best model by",
+            "--validation_file: no examples with reference answers",
         ),
         ({"max_seq_length": 10}, "max_seq_length 10: a question of 1 tokens leaves 6 for the context"),
         (

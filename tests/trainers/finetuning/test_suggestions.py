@@ -22,8 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import single_run, sweep
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-from snugbert.trainers.finetuning.sweep import StopBadRuns, Suggestions
-from snugbert.trainers.finetuning.sweep_results import FinishedRun, Objective, choose_setting
+from snugbert.trainers.finetuning.sweep import Objective, StopBadRuns, Suggestions, SweepRun, choose_setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -89,7 +88,7 @@ def test_more_seeds_do_not_change_the_settings(tokenizer, tmp_path, monkeypatch)
         def run(self, run, *_):
             score = run.args.learning_rate * (-1 if run.args.seed > 42 else 1)
             results = {"metrics": {"eval": {"accuracy": score}}, "seconds": 1}
-            return FinishedRun(run.setting, run.args.seed, run.folder, results)
+            return run._replace(results=results)
 
         monkeypatch.setattr(sweep.Sweep, "_run", run)
         (tmp_path / name).mkdir()
@@ -199,7 +198,7 @@ def test_a_budget_of_time(tmp_path, monkeypatch):
 def test_settings_with_a_failed_seed_come_last(tmp_path):
     scores = {"one of two": [0.9, None], "undefined": [math.nan, math.nan], "worse": [0.5, 0.5], "best": [0.5, 0.6]}
     runs = [
-        FinishedRun({"name": name}, 42 + i, tmp_path, {"metrics": {"eval": {"accuracy": score}}} if score else {})
+        SweepRun({"name": name}, 42 + i, tmp_path, {"metrics": {"eval": {"accuracy": score}}} if score else {})
         for name, each in scores.items()
         for i, score in enumerate(each)
     ]
