@@ -1,10 +1,9 @@
 """Tables of the scores of each label, and of the effects of thresholds and a temperature."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from snugbert.card_snugbert import escape
-from snugbert.errors import format_count
 from snugbert.reports.cards import table
 from snugbert.reports.intervals import Interval
 from snugbert.reports.score_tables import format_metric, format_with_interval, set_title
@@ -50,49 +49,35 @@ def label_table(scores: Mapping[str, LabelScores]) -> str:
     rows: list[Any] = []
     sentences = []
     for set_name, each in scores.items():
-        cells = [
+        title = set_title(set_name)
+        macro_f1, recall = (
             format_with_interval(name, each["averages"][name], each["intervals"].get(name), 1) for name in AVERAGES
-        ]
-        rows.append((set_title(set_name), "average of the labels", "", "", cells[1], cells[0]))
-        rows += [
-            (set_title(set_name), row["label"], row["number"], *_format_scores(row)) for row in _list_lowest(each)
-        ]
-        sentences += describe_labels(set_name, each)
+        )
+        rows.append((title, "average of the labels", "", "", recall, macro_f1))
+        for row in _list_lowest(each):
+            cells = [format_with_interval(name, row[name], row["intervals"][name], 1) for name in LABEL_METRICS]
+            rows.append((title, row["label"], row["number"], *cells))
+        sentences += _describe_labels(title.capitalize(), each)
     if not rows:
         return ""
     header = ("set", "label", "examples", "precision", "recall", "F1")
     return "\n\n".join([table(header, rows), " ".join(escape(sentence) for sentence in sentences)]).rstrip()
 
 
-def list_label_lines(scores: Mapping[str, LabelScores]) -> Iterator[tuple[str, str]]:
-    """Yields the lines of the summary about labels: left and right column. Arguments: as in [`label_table`]."""
-    for set_name, each in scores.items():
-        averages = [
-            f"{name.replace('_', ' ').replace('f1', 'F1')} "
-            + format_with_interval(name, each["averages"][name], each["intervals"].get(name), 1)
-            for name in AVERAGES
-        ]
-        yield f"{set_title(set_name)} labels", ", ".join(averages)
-        for row in _list_lowest(each):
-            precision, recall, f1 = _format_scores(row)
-            number = format_count(row["number"], "example")
-            yield "", f"{row['label']} ({number}): F1 {f1}, precision {precision}, recall {recall}"
-        for sentence in describe_labels(set_name, each):
-            yield "", sentence
-
-
-def describe_labels(set_name: str, scores: LabelScores) -> list[str]:
+def _describe_labels(title: str, scores: LabelScores) -> list[str]:
     """Returns sentences about labels that are never predicted, and about labels that the table leaves out."""
-    title, labels = set_title(set_name).capitalize(), scores["labels"]
-    never = [f"{row['label']} ({row['number']:,})" for row in labels if row["number"] and not row["predicted"]]
-    more = f" and {len(never) - MOST_SHOWN:,} more" if len(never) > MOST_SHOWN else ""
-    sentences = []
-    if never:
-        sentences.append(f"{title}: never predicted (number of examples): {', '.join(never[:MOST_SHOWN])}{more}.")
+    labels, sentences = scores["labels"], []
+    if never := [f"{row['label']} ({row['number']:,})" for row in labels if row["number"] and not row["predicted"]]:
+        sentences.append(f"{title}: never predicted (number of examples): {_list_first(never)}.")
     if len(labels) > MOST_SHOWN:
         shown = len(_list_lowest(scores))
         sentences.append(f"{title}: the {shown} labels with the lowest F1 of {len(labels):,}.")
     return sentences
+
+
+def _list_first(texts: list[str]) -> str:
+    more = f" and {len(texts) - MOST_SHOWN:,} more" if len(texts) > MOST_SHOWN else ""
+    return ", ".join(texts[:MOST_SHOWN]) + more
 
 
 def _list_lowest(scores: LabelScores) -> list[dict[str, Any]]:
@@ -104,44 +89,25 @@ def _list_lowest(scores: LabelScores) -> list[dict[str, Any]]:
     return sorted(occurring, key=lambda row: row["f1"])[:MOST_SHOWN]
 
 
-def _format_scores(row: Mapping[str, Any]) -> list[str]:
-    return [format_with_interval(name, row[name], row["intervals"][name], 1) for name in LABEL_METRICS]
-
-
 def decision_section(facts: DecisionFacts, metrics: Mapping[str, Mapping[str, float | None]]) -> str:
     """Returns Markdown about thresholds and temperature: scores without and with them, and how they were chosen."""
-    parts = [describe_calibration(facts)] if facts["calibration"] is not None else []
+    title, calibration, parts = set_title(facts["set"]), facts["calibration"], []
+    if calibration is not None:
+        parts.append(
+            f"Temperature {calibration['temperature']:.3f}, fitted to the {title} examples and included in the "
+            f"weights. Expected calibration error (15 bins) before: {100 * calibration['ece_before']:.2f}, after: "
+            f"{100 * calibration['ece_after']:.2f} (percent, cross-fitted)."
+        )
     if facts["metric"] is not None:
-        scores = metrics[facts["set"]]
-        rows = [
-            (
-                name.replace("_", " "),
-                format_with_interval(name, value, facts["intervals_without"].get(name), 1),
-                format_metric(name, scores[name], 1),
-            )
-            for name, value in facts["scores_without"].items()
+        rows = []
+        for name, value in facts["scores_without"].items():
+            without = format_with_interval(name, value, facts["intervals_without"].get(name), 1)
+            rows.append((name.replace("_", " "), without, format_metric(name, metrics[facts["set"]][name], 1)))
+        thresholds = [f"{label} from {value:.3f}" for label, value in facts["thresholds"].items()]
+        parts += [
+            table(("metric", "without thresholds", "with thresholds"), rows),
+            f"Thresholds, chosen for {facts['metric'].replace('_', ' ')} on the {title} examples: predict "
+            f"{_list_first(thresholds)}. The scores with thresholds are cross-fitted: each fifth of the examples is "
+            "decided with thresholds chosen on the rest.",
         ]
-        parts += [table(("metric", "without thresholds", "with thresholds"), rows), describe_thresholds(facts)]
     return "\n\n".join(parts)
-
-
-def describe_thresholds(facts: DecisionFacts) -> str:
-    """Returns the sentences about thresholds."""
-    shown = [f"{label} from {value:.3f}" for label, value in facts["thresholds"].items()]
-    more = f" and {len(shown) - MOST_SHOWN:,} more" if len(shown) > MOST_SHOWN else ""
-    metric = str(facts["metric"]).replace("_", " ")
-    return (
-        f"Thresholds, chosen for {metric} on the {set_title(facts['set'])} examples: predict "
-        f"{', '.join(shown[:MOST_SHOWN])}{more}. The scores with thresholds are cross-fitted: each fifth of the "
-        "examples is decided with thresholds chosen on the rest."
-    )
-
-
-def describe_calibration(facts: DecisionFacts) -> str:
-    """Returns the sentences about the temperature."""
-    calibration: Any = facts["calibration"]
-    return (
-        f"Temperature {calibration['temperature']:.3f}, fitted to the {set_title(facts['set'])} examples and included "
-        f"in the weights. Expected calibration error (15 bins) before: {100 * calibration['ece_before']:.2f}, after: "
-        f"{100 * calibration['ece_after']:.2f} (percent, cross-fitted)."
-    )

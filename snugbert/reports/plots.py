@@ -58,12 +58,8 @@ def draw_curves(panel: "Axes", training: Curve, validation: Curve, number_format
         if not y:
             continue
         label = f"{name}, last {y[-1]:{number_format}}"
-        panel.plot(x, y, LINES[name], color=COLORS[name], linewidth=1.2, marker=marker((x, y)), label=label)
-
-
-def marker(curve: Curve) -> str | None:
-    """Returns the marker of a curve: dots if there are few points. A line of one point would be invisible."""
-    return "o" if len(curve[0]) <= FEW_POINTS else None
+        marker = "o" if len(x) <= FEW_POINTS else None  # a line of one point would be invisible
+        panel.plot(x, y, LINES[name], color=COLORS[name], linewidth=1.2, marker=marker, label=label)
 
 
 def tidy(panel: "Axes", grid: Literal["both", "x", "y"] = "both") -> None:

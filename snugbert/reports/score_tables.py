@@ -59,30 +59,22 @@ def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
-def format_interval(metric: str, interval: Sequence[float | None] | None, perfect_score: int) -> str:
-    """Formats an interval: "83.9 to 88.5" for scores, on a scale up to 100. Empty without an interval."""
-    if interval is None:
-        return ""
-    if is_score(metric):
-        low, high = (f"{100 * end / perfect_score:.1f}" for end in interval)  # type: ignore[operator]
-    else:
-        low, high = (format_metric(metric, end, perfect_score) for end in interval)
-    return f"{low} to {high}"
-
-
 def format_with_interval(
     metric: str,
     value: float | None,
-    interval: Sequence[float | None] | None,
+    interval: Sequence[float] | None,
     perfect_score: int,
     deviation: float | None = None,
 ) -> str:
     """Formats a metric, the standard deviation of a mean, and an interval, if any: "86.2 ± 0.4 (85.7 to 86.7)"."""
     text, spread = (format_metric(metric, each, perfect_score) for each in (value, deviation))
-    if text == UNDEFINED:
-        return text
-    ends = format_interval(metric, interval, perfect_score)
-    return text + (f" ± {spread}" if spread != UNDEFINED else "") + (f" ({ends})" if ends else "")
+    if text == UNDEFINED or interval is None:
+        ends = ""
+    elif is_score(metric):
+        ends = " ({:.1f} to {:.1f})".format(*(100 * end / perfect_score for end in interval))
+    else:
+        ends = " ({} to {})".format(*(format_metric(metric, end, perfect_score) for end in interval))
+    return text + (f" ± {spread}" if spread != UNDEFINED and text != UNDEFINED else "") + ends
 
 
 def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,8 +1,9 @@
-"""The scores of each label in results.md and in the summary."""
+"""The scores of each label in results.md."""
 
 import numpy as np
+from markdown_tables import cells
 
-from snugbert.reports.label_tables import label_table, list_label_lines
+from snugbert.reports.label_tables import label_table
 from snugbert.tasks.classification import TextClassification
 
 
@@ -13,13 +14,13 @@ def test_of_many_labels_the_worst_are_shown_and_those_never_predicted_are_named(
     predicted = np.where(references >= 12, 0, references)  # the last two are never predicted
     predicted[:3] = 5
     scores = task.score_labels(*task.pair(references, predicted))
-    lines = list(list_label_lines({"eval": scores}))
-    assert lines[0][0] == "validation labels" and lines[0][1].startswith("macro F1 8")
-    assert [text.split(" (")[0] for _, text in lines[1:3]] == ["label_12", "label_13"]
-    assert lines[1][1] == "label_12 (2 examples): F1 0.00 (0.0 to 0.0), precision -, recall 0.00 (0.0 to 0.0)"
-    assert len(lines) == 1 + 10 + 2
-    assert lines[11][1] == "Validation: never predicted (number of examples): label_12 (2), label_13 (1)."
-    assert lines[12][1] == "Validation: the 10 labels with the lowest F1 of 14."
-    table = label_table({"eval": scores})
-    assert table.count("| validation | label_") == 10 and "never predicted" in table
+    text = label_table({"eval": scores})
+    average, *labels = cells(text)[1:]
+    assert average[:2] == ["validation", "average of the labels"] and average[-1].startswith("8")
+    assert labels[0] == ["validation", "label_12", "2", "-", "0.00 (0.0 to 0.0)", "0.00 (0.0 to 0.0)"]
+    assert labels[1][1] == "label_13" and len(labels) == 10
+    assert text.endswith(
+        "Validation: never predicted (number of examples): label_12 (2), label_13 (1). "
+        "Validation: the 10 labels with the lowest F1 of 14."
+    )
     assert not label_table({})
