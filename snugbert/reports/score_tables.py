@@ -33,16 +33,11 @@ UNDEFINED = "-"
 TYPE_METRICS = ("number", "precision", "recall", "f1")  # metrics of an entity type. Its name is the prefix: LOC_f1
 
 
-def split_name(set_name: str) -> str:
-    """Returns the dataset split of an evaluation set: "eval_mm" is MNLI's "validation_mismatched"."""
-    kind, _, part = set_name.partition("_")
-    names = {"eval": "validation", "predict": "test", "mm": "mismatched"}
-    return "_".join(names.get(word, word) for word in (kind, part) if word)
-
-
 def set_title(set_name: str) -> str:
     """Returns the title of an evaluation set: "eval_mm" is "validation mismatched"."""
-    return split_name(set_name).replace("_", " ")
+    kind, _, part = set_name.partition("_")
+    titles = {"eval": "validation", "predict": "test", "mm": "mismatched"}
+    return " ".join(titles.get(word, word) for word in (kind, part) if word)
 
 
 def is_score(metric: str) -> bool:
