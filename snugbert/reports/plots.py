@@ -52,14 +52,18 @@ def save_figure(figure: "Figure", file: Path | IO[bytes]) -> None:
         figure.savefig(file, format="png")
 
 
-def draw_curves(panel: "Axes", training: Curve, validation: Curve, number_format: str) -> None:
-    """Draws a training and a validation curve. A curve without points is left out."""
+def draw_curves(
+    panel: "Axes", training: Curve, validation: Curve, number_format: str, baseline: float | None = None
+) -> None:
+    """Draws a training and a validation curve, and the baseline. A curve without points is left out."""
     for name, (x, y) in {"training": training, "validation": validation}.items():
         if not y:
             continue
         label = f"{name}, last {y[-1]:{number_format}}"
         marker = "o" if len(x) <= FEW_POINTS else None  # a line of one point would be invisible
         panel.plot(x, y, LINES[name], color=COLORS[name], linewidth=1.2, marker=marker, label=label)
+    if baseline is not None and math.isfinite(baseline):
+        panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:{number_format}}")
 
 
 def tidy(panel: "Axes", grid: Literal["both", "x", "y"] = "both") -> None:
@@ -187,10 +191,7 @@ def draw_learning_curve(
         panels[0].set_title("Loss", **TITLE)
         panels[0].set_ylabel("loss")
     if has_scores:
-        draw_curves(panels[-1], ([], []), scores, number)
-        if baseline is not None and math.isfinite(baseline):
-            height = factor * baseline
-            panels[-1].axhline(height, color=GREY, linestyle=":", label=f"baseline {height:{number}}")
+        draw_curves(panels[-1], ([], []), scores, number, None if baseline is None else factor * baseline)
         title = metric.replace("_", " ").replace("f1", "F1")
         panels[-1].set_title(f"Validation {title}", **TITLE)
         panels[-1].set_ylabel(f"{title} (percent)" if percent else title)

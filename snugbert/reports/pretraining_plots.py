@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from snugbert.reports.plots import GREY, TITLE, Curve, draw_curves, new_figure, save_figure, tidy
+from snugbert.reports.plots import TITLE, Curve, draw_curves, new_figure, save_figure, tidy
 
 logger = logging.getLogger(__name__)
 
@@ -53,25 +53,20 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
         image_file.unlink(missing_ok=True)
         return
     figure = new_figure(6 * len(tasks) + 0.5, 7)
-    rows: list[Any] = [[f"{task}_{measure}" for task in tasks] for measure in MEASURES]
-    panels = figure.subplot_mosaic(rows, sharex=True)
-    for task in tasks:
-        for measure, label in MEASURES.items():
+    panels = figure.subplots(len(MEASURES), len(tasks), sharex=True, squeeze=False)
+    for row, (measure, label) in zip(panels, MEASURES.items(), strict=True):
+        for panel, task in zip(row, tasks, strict=True):
             name = f"{task}_{measure}"
-            panel, form, baseline = panels[name], FORMATS[measure], (baselines or {}).get(name)
-            draw_curves(panel, _curve(lines, name), _curve(lines, f"eval_{name}"), form)
-            if baseline is not None:
-                panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:{form}}")
+            curves = _curve(lines, name), _curve(lines, f"eval_{name}")
+            draw_curves(panel, *curves, FORMATS[measure], (baselines or {}).get(name))
             panel.legend(frameon=False)
             panel.set_ylabel(label)
-            if measure == "accuracy":
-                panel.yaxis.set_major_formatter(PercentFormatter(1))
-        panels[f"{task}_loss"].set_title(TASK_TITLES[task], **TITLE)
-        panels[f"{task}_accuracy"].set_xlabel("tokens seen")
-        panels[f"{task}_accuracy"].xaxis.set_major_formatter(EngFormatter())
-    for panel in panels.values():
-        tidy(panel)
-        panel.set_xlim(left=0)
+            tidy(panel)
+    for above, below, task in zip(*panels, tasks, strict=True):
+        above.set_title(TASK_TITLES[task], **TITLE)
+        below.set(xlabel="tokens seen", xlim=(0, None))
+        below.xaxis.set_major_formatter(EngFormatter())
+        below.yaxis.set_major_formatter(PercentFormatter(1))
     save_figure(figure, image_file)
 
 

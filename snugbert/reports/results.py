@@ -10,9 +10,16 @@ from snugbert.files import read_json, write_atomically
 from snugbert.progress import format_duration
 from snugbert.reports.cards import Head
 from snugbert.reports.intervals import Interval
-from snugbert.reports.label_tables import DecisionFacts, LabelScores, decision_section, label_table
 from snugbert.reports.plots import list_plots
-from snugbert.reports.score_tables import data_table, results_tables, set_title
+from snugbert.reports.score_tables import (
+    DecisionFacts,
+    LabelScores,
+    data_table,
+    decision_section,
+    label_table,
+    results_tables,
+    set_title,
+)
 
 RESULTS = "results.json"  # in the output folder; it is written last
 
