@@ -59,7 +59,9 @@ A BERT encoder{{ " for " + pipeline_tag.replace("-", " ") if pipeline_tag }}.
 
 ## Training
 
-{{ origin }}
+{% if unchanged %}The weights are an unchanged copy of {{ base_name }}.{% else -%}
+{% if base_name %}Training started from the weights of {{ base_name }}. {% endif -%}
+The training data and the scores were not recorded.{% endif %}
 
 ## Limitations
 
@@ -195,11 +197,6 @@ def _new_card(model: Any, head: str, name: str, source: str, base: Any, unchange
     config, labels = model.config, []
     if TASKS[head] in ("text-classification", "token-classification") and config.num_labels > 1:
         labels = [code_span(str(config.id2label[index])) for index in sorted(config.id2label)]
-    origin = "The training data and the scores were not recorded."
-    if source:
-        origin = f"Training started from the weights of {escape(base_name)}. {origin}"
-    if unchanged:
-        origin = f"The weights are an unchanged copy of {escape(base_name)}."
     header = inherit_header(
         base,
         library_name="transformers",
@@ -219,6 +216,7 @@ def _new_card(model: Any, head: str, name: str, source: str, base: Any, unchange
         windows=get_windows(config),
         labels=labels,
         how_to_load=how_to_load(name, head),
-        origin=origin,
+        base_name=escape(base_name),
+        unchanged=unchanged,
         bias_warning=BIAS_WARNING,
     )

@@ -31,11 +31,10 @@ from snugbert.evaluation.pseudo_likelihood import VARIANTS
 from snugbert.files import check_new_results, explaining_failed_writes, write_atomically
 from snugbert.progress import format_duration
 from snugbert.reports.cards import eval_result, package_versions, table
-from snugbert.reports.pretrained_card import format_comparison, format_results, metric_eval_results
+from snugbert.reports.pretrained_card import format_results, metric_eval_results
 from snugbert.shared_cores import share_cores
 from snugbert.storage.inputs import is_staged
 from snugbert.trainers.pretraining.corpora import join_names
-from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS
 from snugbert.trainers.run.log import set_up_logging
 
 RESULTS_NAME = "results.json"
@@ -132,11 +131,9 @@ def _evaluate_text(model_args: EvaluatedModelArguments, text_args: HeldOutTextAr
     scores = _load_and_score(score, model_args, seed, sentence_pairs=not text_args.no_nsp)
     metrics, baselines, frequencies = scores["metrics"], scores["baselines"], scores["token_frequencies"]
     description = _describe_text(scores)
-    print(f"Held-out text: {scores['dataset']}. {description}")
-    print(format_comparison(metrics, baselines, PAIR_TASKS.get(scores["objective"])))
-    print(f"The baseline predicts tokens by their frequency in the {frequencies}.")
-    print(f"Time: {format_duration(scores['seconds'])}\n")
     results = format_results(metrics, baselines, frequencies)
+    duration = format_duration(scores["seconds"])
+    print(f"Held-out text: {scores['dataset']}. {description}\n\n{results}\n\nTime: {duration}\n")
     return _Section(
         scores,
         f"# Held-out text: {escape(scores['dataset'])}\n\n{description}\n\n{results}",

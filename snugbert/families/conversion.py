@@ -31,7 +31,6 @@ from snugbert.families.sentence_transformers_files import (
     find_model_folder,
     has_pooling,
     read_modules,
-    set_max_length,
 )
 from snugbert.families.stock_models import express, extend_positions, keep_encoder
 from snugbert.families_snugbert import ROBERTA_TYPES
@@ -159,9 +158,7 @@ def convert_model(
         model = build_model(model_class, config, weights, dtype, options)
         model.save_pretrained(written, max_shard_size=max_shard_size)
         tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case, max_position_embeddings)
-        copy_files(source, written)
-        if max_position_embeddings is not None:
-            set_max_length(written, max_position_embeddings)
+        copy_files(source, written, max_position_embeddings)
         done = Conversion(
             source=checkpoint.kind,
             model_class=model_class.__name__,

@@ -85,10 +85,11 @@ def _read_if_present(file: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-def copy_files(source: Path, written: Path) -> None:
+def copy_files(source: Path, written: Path, max_length: int | None = None) -> None:
     """Copies modules, pooling, normalization, prompts and the activation to a converted model.
 
-    `written` is the folder of the converted model and has its config.json.
+    `written` is the folder of the converted model and has its config.json. `max_length` is the new maximum number of
+    tokens. None: as in the source.
     """
     modules, settings = read_modules(source), _read_if_present(source / SETTINGS_FILE)
     if not modules and not settings:
@@ -110,7 +111,7 @@ def copy_files(source: Path, written: Path) -> None:
         lowercase = {"do_lower_case": bool(values.get("do_lower_case", False))}
         values = {"max_seq_length": limit, **lowercase} if is_limited else {}
     if values:
-        write_json(written / TRANSFORMER, values)
+        write_json(written / TRANSFORMER, values if max_length is None else {**values, "max_seq_length": max_length})
     for module in modules[1:]:
         _copy_module(module, source, written, becomes_old)
     if modules and not (is_cross_encoder(source) and len(modules) == 1):  # which old versions do not list
@@ -118,13 +119,6 @@ def copy_files(source: Path, written: Path) -> None:
         for module in modules if becomes_old else []:
             module["type"] = f"sentence_transformers.models.{_name(module)}"
         write_json(written / MODULES, modules)
-
-
-def set_max_length(folder: Path, max_length: int) -> None:
-    """Sets the maximum number of tokens of a converted model, if sentence-transformers stores this number."""
-    file = folder / TRANSFORMER
-    if file.is_file():
-        write_json(file, {**read_json(file), "max_seq_length": max_length})
 
 
 def _copy_module(module: dict[str, str], source: Path, written: Path, becomes_old: bool) -> None:
@@ -149,9 +143,9 @@ def _copy_module(module: dict[str, str], source: Path, written: Path, becomes_ol
 
 def _convert_pooling(values: dict[str, Any]) -> dict[str, Any]:
     """Converts the settings of Pooling to the old format. Modes in another order stay as they are."""
-    modes = values.get("pooling_mode", [mode for mode, name in POOLING_MODES.items() if values.get(name)])
+    modes = values.get("pooling_mode", [])
     modes = modes if isinstance(modes, list) else [modes]
-    if modes != [mode for mode in POOLING_MODES if mode in modes]:
+    if not modes or modes != [mode for mode in POOLING_MODES if mode in modes]:
         return values
     return {
         "word_embedding_dimension": values.get("embedding_dimension", values.get("word_embedding_dimension")),

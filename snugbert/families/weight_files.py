@@ -5,12 +5,10 @@ import pickle
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers.trainer_pt_utils import safe_globals
 
 from snugbert.errors import InputError, join_lines
 from snugbert.files import read_json
@@ -51,21 +49,15 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
             return load_file(file)
         except SafetensorError as error:
             raise InputError(f"{file}: truncated, or not a safetensors file ({error}). Get a new copy.") from error
-    tensors = read_torch_file(file)
-    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise InputError(f"{file}: not a weights file. Every value must be a tensor.")
-    return tensors
-
-
-def read_torch_file(file: Path) -> dict[str, Any]:
-    """Loads a dictionary written by `torch.save` onto the CPU. Runs no code from the file."""
     try:
-        with safe_globals():  # random states are NumPy arrays
-            return dict(torch.load(file, map_location="cpu", weights_only=True))
+        tensors = dict(torch.load(file, map_location="cpu", weights_only=True))  # runs no code from the file
     except Exception as error:  # a damaged archive or pickle can raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         could = "contains objects that could run code" if isinstance(error, pickle.UnpicklingError) else reason
         raise InputError(f"{file}: damaged, or {could}. The file was not loaded.") from error
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise InputError(f"{file}: not a weights file. Every value must be a tensor.")
+    return tensors
 
 
 def find_tensorflow_prefix(path: Path) -> Path | None:

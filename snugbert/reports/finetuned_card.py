@@ -9,10 +9,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model
 from snugbert.errors import format_count
 from snugbert.reports.cards import eval_result, save_model_card, show_use
-from snugbert.reports.label_tables import decision_section, label_table
 from snugbert.reports.plots import describe_plot, list_plots
 from snugbert.reports.results import RunResults, TaskFacts, format_scores
-from snugbert.reports.score_tables import data_table
+from snugbert.reports.score_tables import data_table, decision_section, label_table
 
 # Metric -> id in https://huggingface.co/metrics, display name.
 HUB_METRICS = {

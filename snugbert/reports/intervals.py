@@ -55,6 +55,7 @@ def estimate_mean_interval(values: Sequence[float]) -> Interval | None:
 
     if len(values) < 2 or not np.isfinite(values).all():
         return None
+    # With equal values, `student_t.interval` would be NaN.
     width = student_t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
     return float(np.mean(values) - width), float(np.mean(values) + width)
 

@@ -52,18 +52,18 @@ def save_figure(figure: "Figure", file: Path | IO[bytes]) -> None:
         figure.savefig(file, format="png")
 
 
-def draw_curves(panel: "Axes", training: Curve, validation: Curve, number_format: str) -> None:
-    """Draws a training and a validation curve. A curve without points is left out."""
+def draw_curves(
+    panel: "Axes", training: Curve, validation: Curve, number_format: str, baseline: float | None = None
+) -> None:
+    """Draws a training and a validation curve, and the baseline. A curve without points is left out."""
     for name, (x, y) in {"training": training, "validation": validation}.items():
         if not y:
             continue
         label = f"{name}, last {y[-1]:{number_format}}"
-        panel.plot(x, y, LINES[name], color=COLORS[name], linewidth=1.2, marker=marker((x, y)), label=label)
-
-
-def marker(curve: Curve) -> str | None:
-    """Returns the marker of a curve: dots if there are few points. A line of one point would be invisible."""
-    return "o" if len(curve[0]) <= FEW_POINTS else None
+        marker = "o" if len(x) <= FEW_POINTS else None  # a line of one point would be invisible
+        panel.plot(x, y, LINES[name], color=COLORS[name], linewidth=1.2, marker=marker, label=label)
+    if baseline is not None and math.isfinite(baseline):
+        panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:{number_format}}")
 
 
 def tidy(panel: "Axes", grid: Literal["both", "x", "y"] = "both") -> None:
@@ -163,54 +163,42 @@ def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def draw_learning_curve(
-    log_history: list[dict[str, Any]],
-    metric: str,
-    perfect_score: int,
-    final: dict[str, float],
-    baseline: float | None,
-    file: Path,
+    log_history: list[dict[str, Any]], metric: str, perfect_score: int, baseline: float | None, file: Path
 ) -> None:
     """Draws the loss, and a metric on the validation examples, over the steps of a run. Scores are in percent.
 
     Args:
         metric: name of the metric, without "eval_".
         perfect_score: the value of a perfect score: 1 or 100.
-        final: `step` of the final model, and its `loss` and `metric` on the validation examples. Empty: unknown.
         baseline: the metric of the baseline. None: unknown.
         file: the plot, a PNG. It is not written if nothing was logged.
     """
     percent = is_score(metric)
-    factors = {metric: 100 / perfect_score if percent else 1, "loss": 1}
+    factor, number = (100 / perfect_score, ".2f") if percent else (1, ".4f")
 
-    def curve(line_name: str, name: str) -> Curve:
-        lines = [line for line in log_history if math.isfinite(line.get(line_name, math.nan))]
-        return [line["step"] for line in lines], [factors[name] * line[line_name] for line in lines]
+    def curve(name: str, factor: float = 1) -> Curve:
+        lines = [line for line in log_history if math.isfinite(line.get(name, math.nan))]
+        return [line["step"] for line in lines], [factor * line[name] for line in lines]
 
-    final = {name: factors.get(name, 1) * value for name, value in final.items() if math.isfinite(value)}
-    curves = {"loss": (curve("loss", "loss"), curve("eval_loss", "loss"))}
-    curves[metric] = ([], []), curve(f"eval_{metric}", metric)
-    curves = {name: pair for name, pair in curves.items() if pair[0][1] or pair[1][1] or name in final}
-    if not curves:
+    losses, scores = (curve("loss"), curve("eval_loss")), curve(f"eval_{metric}", factor)
+    has_loss, has_scores = any(y for _, y in losses), bool(scores[1])
+    if not has_loss and not has_scores:
         return
-    figure = new_figure(4.5 * len(curves), 4.5)
-    for panel, (name, (training, validation)) in zip(
-        figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
-    ):
-        number = ".2f" if name == metric and percent else ".4f"
-        draw_curves(panel, training, validation, number)
-        if name in final:
-            label = f"validation, final model {final[name]:{number}}"
-            panel.plot([final["step"]], [final[name]], "kD", clip_on=False, zorder=3, label=label)
-        if name == metric and baseline is not None and math.isfinite(baseline):
-            height = factors[metric] * baseline
-            panel.axhline(height, color=GREY, linestyle=":", label=f"baseline {height:{number}}")
-        if name == metric and not validation[1]:  # a single score; a narrow scale would exaggerate differences
-            panel.set_ylim(bottom=min(0, *panel.get_ylim()))
-        title = name.replace("_", " ").replace("f1", "F1")
-        panel.set_title("Loss" if name == "loss" else f"Validation {title}", **TITLE)
-        panel.set_ylabel(f"{title} (percent)" if name == metric and percent else title)
-        panel.set_xlabel(f"step ({log_history[-1]['step'] / log_history[-1]['epoch']:,.0f} per epoch)")
-        panel.set_xlim(0, 1.04 * log_history[-1]["step"])
+    figure = new_figure(4.5 * (has_loss + has_scores), 4.5)
+    panels = list(figure.subplots(1, has_loss + has_scores, squeeze=False)[0])
+    if has_loss:
+        draw_curves(panels[0], *losses, ".4f")
+        panels[0].set_title("Loss", **TITLE)
+        panels[0].set_ylabel("loss")
+    if has_scores:
+        draw_curves(panels[-1], ([], []), scores, number, None if baseline is None else factor * baseline)
+        title = metric.replace("_", " ").replace("f1", "F1")
+        panels[-1].set_title(f"Validation {title}", **TITLE)
+        panels[-1].set_ylabel(f"{title} (percent)" if percent else title)
+    last = log_history[-1]
+    for panel in panels:
+        panel.set_xlabel(f"step ({last['step'] / last['epoch']:,.0f} per epoch)")
+        panel.set_xlim(0, 1.04 * last["step"])
         panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
         tidy(panel)
     save_figure(figure, file)

@@ -105,11 +105,7 @@ def format_results(
     """Returns a Markdown table of the metrics on the validation text next to the baselines, with an explanation."""
     by = " (generator)" if "disc_accuracy" in metrics else ""
     rows = [
-        (
-            description + by * name.startswith("mlm"),
-            format_pretraining_metric(metrics, name),
-            format_pretraining_metric(baselines, name),
-        )
+        (description + by * name.startswith("mlm"), *(_format_metric(values, name) for values in (metrics, baselines)))
         for name, description in PRETRAINING_METRICS.items()
         if name in metrics
     ]
@@ -124,17 +120,6 @@ def format_results(
     )
 
 
-def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, float], pair_task: str | None) -> str:
-    """Formats a table of the metrics on the validation text next to the baselines, for the terminal."""
-    lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
-    for name, description in PRETRAINING_METRICS.items():
-        if name in metrics and name != "nsp_loss":  # it has no baseline
-            text = description.removesuffix(", nats").replace("sentence pair", str(pair_task))
-            cells = [format_pretraining_metric(values, name) for values in (metrics, baselines)]
-            lines.append(f"{text:<26}{cells[0]:>12}{cells[1]:>12}".rstrip())
-    return "\n".join(lines)
-
-
-def format_pretraining_metric(metrics: Mapping[str, float], name: str) -> str:
+def _format_metric(metrics: Mapping[str, float], name: str) -> str:
     """Formats a metric: a percentage or three decimals. Empty if it is missing."""
     return format(metrics[name], ".1%" if name.endswith("accuracy") else ".3f") if name in metrics else ""

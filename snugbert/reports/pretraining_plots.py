@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from snugbert.reports.plots import GREY, TITLE, Curve, draw_curves, marker, new_figure, save_figure, tidy
+from snugbert.reports.plots import TITLE, Curve, draw_curves, new_figure, save_figure, tidy
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,6 @@ METRICS_NAME = "metrics.jsonl"  # in the output folder
 TRAINING_PLOT = "training.png"
 TASK_TITLES = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
-CONDITIONS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens / s"}
 FORMATS = {"loss": ".3f", "accuracy": ".1%"}
 
 
@@ -45,46 +44,29 @@ def draw_log(output_dir: Path, baselines: Mapping[str, float] | None = None) -> 
 
 
 def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
-    """Draws losses, accuracies, the learning rate, the gradient norm and the speed over the tokens seen."""
-    from matplotlib.ticker import EngFormatter, PercentFormatter, StrMethodFormatter
+    """Draws losses and accuracies over the tokens seen. There is a column for each task."""
+    from matplotlib.ticker import EngFormatter, PercentFormatter
 
     lines = _read_metrics(metrics_file)
     tasks = [task for task in TASK_TITLES if any(f"{task}_loss" in name for line in lines for name in line)]
     if not tasks:
         image_file.unlink(missing_ok=True)
         return
-    conditions = [name for name in CONDITIONS if any(name in line for line in lines)]
-    figure = new_figure(6 * len(tasks) + 0.5, 7 + 1.2 * len(conditions))
-    rows: list[Any] = [[f"{task}_{measure}" for task in tasks] for measure in MEASURES]
-    rows += [[name] * len(tasks) for name in conditions]
-    panels = figure.subplot_mosaic(rows, sharex=True, height_ratios=[4, 4, *([1.3] * len(conditions))])
-    for task in tasks:
-        for measure, label in MEASURES.items():
+    figure = new_figure(6 * len(tasks) + 0.5, 7)
+    panels = figure.subplots(len(MEASURES), len(tasks), sharex=True, squeeze=False)
+    for row, (measure, label) in zip(panels, MEASURES.items(), strict=True):
+        for panel, task in zip(row, tasks, strict=True):
             name = f"{task}_{measure}"
-            panel, form, baseline = panels[name], FORMATS[measure], (baselines or {}).get(name)
-            draw_curves(panel, _curve(lines, name), _curve(lines, f"eval_{name}"), form)
-            if baseline is not None:
-                panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:{form}}")
+            curves = _curve(lines, name), _curve(lines, f"eval_{name}")
+            draw_curves(panel, *curves, FORMATS[measure], (baselines or {}).get(name))
             panel.legend(frameon=False)
             panel.set_ylabel(label)
-            if measure == "accuracy":
-                panel.yaxis.set_major_formatter(PercentFormatter(1))
-        panels[f"{task}_loss"].set_title(TASK_TITLES[task], **TITLE)
-        panels[f"{task}_accuracy"].tick_params(labelbottom=True)  # narrower than the panels below
-    for name in conditions:
-        curve = _curve(lines, name)
-        panels[name].plot(*curve, color=GREY, linewidth=1.2, marker=marker(curve))
-        panels[name].set_ylim(bottom=0)
-        panels[name].set_ylabel(CONDITIONS[name])
-        if name == "learning_rate":
-            panels[name].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-        else:
-            panels[name].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    panels[conditions[-1]].set_xlabel("tokens seen")
-    panels[conditions[-1]].xaxis.set_major_formatter(EngFormatter())
-    panels[conditions[-1]].set_xlim(left=0)
-    for panel in panels.values():
-        tidy(panel)
+            tidy(panel)
+    for above, below, task in zip(*panels, tasks, strict=True):
+        above.set_title(TASK_TITLES[task], **TITLE)
+        below.set(xlabel="tokens seen", xlim=(0, None))
+        below.xaxis.set_major_formatter(EngFormatter())
+        below.yaxis.set_major_formatter(PercentFormatter(1))
     save_figure(figure, image_file)
 
 

@@ -1,4 +1,4 @@
-"""The results of a run: `results.json` for programs, `results.md` and the printed summary for people."""
+"""The results of a run: `results.json` for programs, `results.md` for people. Commands print the same tables."""
 
 import json
 from pathlib import Path
@@ -9,22 +9,14 @@ from snugbert.errors import InputError, format_count
 from snugbert.files import read_json, write_atomically
 from snugbert.progress import format_duration
 from snugbert.reports.cards import Head
-from snugbert.reports.intervals import METHOD, Interval
-from snugbert.reports.label_tables import (
-    DecisionFacts,
-    LabelScores,
-    decision_section,
-    describe_calibration,
-    describe_thresholds,
-    label_table,
-    list_label_lines,
-)
+from snugbert.reports.intervals import Interval
 from snugbert.reports.plots import list_plots
 from snugbert.reports.score_tables import (
-    UNDEFINED,
+    DecisionFacts,
+    LabelScores,
     data_table,
-    format_interval,
-    format_metric,
+    decision_section,
+    label_table,
     results_tables,
     set_title,
 )
@@ -42,7 +34,6 @@ class TaskFacts(NamedTuple):
     name: str
     head: Head
     labels: list[str] | None
-    metrics: tuple[str, ...]
     prediction_files: tuple[str, ...] = ()
 
 
@@ -89,7 +80,9 @@ class RunResults(TypedDict):
 
 def write_results(output_dir: Path, results: RunResults, sweep_tables: str | None = None) -> None:
     """Writes `results.md`, then `results.json`, which marks the run as complete."""
-    write_atomically(output_dir / "results.md", _format_tables(results, sweep_tables))
+    write_atomically(
+        output_dir / "results.md", f"# {escape(results['task'])}\n\n{_format_tables(results, sweep_tables)}\n"
+    )
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
     write_atomically(output_dir / RESULTS, json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
 
@@ -110,58 +103,30 @@ def format_scores(results: RunResults) -> str:
 
 
 def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
-    """Returns the Markdown of `results.md`. Arguments: as in [`write_results`]."""
+    """Returns the Markdown of `results.md` without its title."""
+    unscored = [set_title(name) for name, metrics in results["metrics"].items() if not metrics]
     decisions = decision_section(results["decisions"], results["metrics"]) if "decisions" in results else ""
     parts = [
-        f"# {escape(results['task'])}",
         data_table(results["data"], results["metrics"]),
         *results.get("copies", []),
         format_scores(results),
+        f"Predicted, not scored, because labels are missing: {', '.join(unscored)}." if unscored else "",
         label_table(results.get("labels", {})),
         decisions,
         escape(" ".join(results.get("shortfalls", []))),
         sweep_tables or "",
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(part for part in parts if part)
 
 
-def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> str:
-    """Returns the last lines of a command: training time, metrics next to the baseline, and where the files are."""
+def format_summary(task: TaskFacts, results: RunResults, output_dir: Path, sweep_tables: str | None = None) -> str:
+    """Returns the last lines of a command: training time, the tables of `results.md`, and where the files are."""
     training = results["training"]
     title = f"{task.name}: scored"
     if training:
         duration = format_duration(training["train_runtime"])
         epochs, steps = training["epoch"], format_count(int(training["train_steps"]), "step")
-        amount = f"{epochs:g} epoch{'s' * (epochs != 1)} ({steps})"
-        title = f"{task.name}: trained {amount} in {duration}"
-    lines = []
-    intervals, perfect_score = results.get("intervals", {}), results["perfect_score"]
-    for name, metrics in results["metrics"].items():
-        shown = {metric: value for metric, value in metrics.items() if metric in task.metrics} or metrics
-        baseline = results["baselines"].get(name, {})
-        cells = []
-        for metric, value in shown.items():
-            score, to_beat = (format_metric(metric, v, perfect_score) for v in (value, baseline.get(metric)))
-            interval = format_interval(metric, intervals.get(name, {}).get(metric), perfect_score)
-            # The correlation of a constant is undefined.
-            details = [*([interval] if interval else []), *([] if to_beat == UNDEFINED else [f"baseline {to_beat}"])]
-            cells.append(f"{metric} {score}" + (f" ({'; '.join(details)})" if details else ""))
-        text = ", ".join(cells) if cells else "predicted, not scored: labels are missing"
-        examples = format_count(results["examples"][name], "example")
-        lines.append((set_title(name), f"{examples}: {text}"))
-    lines += [("copies", sentence) for sentence in results.get("copies", [])]
-    lines += list_label_lines(results.get("labels", {}))
-    if (decisions := results.get("decisions")) is not None:
-        if decisions["metric"] is not None:
-            lines.append(("thresholds", describe_thresholds(decisions)))
-        if decisions["calibration"] is not None:
-            lines.append(("calibration", describe_calibration(decisions)))
-    answers = dict.fromkeys(baseline["answer"] for baseline in results["baselines"].values())
-    if answers:
-        lines.append(("baseline", ", ".join(answers)))
-    if any(intervals.values()):
-        lines.append(("intervals", METHOD))
-    lines.append(("folder", str(output_dir)))
+        title = f"{task.name}: trained {epochs:g} epoch{'s' * (epochs != 1)} ({steps}) in {duration}"
     files = {
         "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],
         "predictions": list(task.prediction_files),
@@ -171,14 +136,11 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
     }
     if not training and contains_model(output_dir):
         files = {"predictions": files["predictions"]}  # the run that trained wrote the other files
+    lines = [f"{'folder':<13}{output_dir}"]
     for kind, names in files.items():
-        present = [name for name in names if (output_dir / name).exists()]
-        if present:
-            lines.append((kind, ", ".join(present)))
-    width = max(len(left) for left, _ in lines)
-    table = [f"  {left:<{width}}  {right}" for left, right in lines]
-    parts = ["\n".join([title, *table]), "\n".join(results.get("shortfalls", []))]
-    return "\n\n".join(part for part in parts if part)
+        if present := [name for name in names if (output_dir / name).exists()]:
+            lines.append(f"{kind:<13}{', '.join(present)}")
+    return "\n\n".join([title, _format_tables(results, sweep_tables), "\n".join(lines)])
 
 
 def contains_model(output_dir: Path) -> bool:

@@ -30,7 +30,7 @@ from snugbert.data.sources import (
 )
 from snugbert.errors import InputError
 from snugbert.reports.cards import Head
-from snugbert.reports.label_tables import LabelScores
+from snugbert.reports.score_tables import LabelScores
 from snugbert.tasks.outputs import Logits, Output
 
 logger = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from snugbert.families.loading import is_regression
 from snugbert.files import dump_json
 from snugbert.reports.cards import Head
 from snugbert.reports.intervals import bootstrap
-from snugbert.reports.label_tables import AVERAGES, LABEL_METRICS, LabelScores
 from snugbert.reports.plots import draw_confusion_matrix, plot_file
+from snugbert.reports.score_tables import AVERAGES, LABEL_METRICS, LabelScores
 from snugbert.tasks.base import (
     Baseline,
     Features,

@@ -11,7 +11,7 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.families.loading import get_text_columns, limit_length
 from snugbert.reports.intervals import Interval, bootstrap
-from snugbert.reports.label_tables import LabelScores
+from snugbert.reports.score_tables import LabelScores
 from snugbert.tasks.base import Answers, Baseline, Sources, Split, Task
 from snugbert.tasks.outputs import Logits
 

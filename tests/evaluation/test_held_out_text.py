@@ -97,8 +97,8 @@ def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path,
     ours = evaluate(files, tmp_path, files / "model", train_file=files / "train.txt", no_nsp=no_nsp)
     seconds, printed = ours.pop("seconds"), capsys.readouterr().out
     assert seconds > 0 and "frequency in the training text" in printed
-    table = [line for line in comparison if line.startswith(("masked", "next"))]
-    assert len(table) == (2 if no_nsp else 3) and all(line in printed for line in table)
+    table = [line for line in comparison if line.startswith(("| masked", "| sentence pair"))]
+    assert len(table) == (2 if no_nsp else 4) and all(line in printed for line in table)
     report = (tmp_path / "scores/results.md").read_text()
     assert f"| bits per character | {ours['metrics']['bits_per_character']:.3f} |" in report
     entries = yaml.safe_load((tmp_path / "scores/card_metadata.yaml").read_text())["model-index"][0]["results"]

@@ -56,27 +56,21 @@ def test_learning_curve(tmp_path, figures):
         {"eval_loss": 0.4, "eval_accuracy": 0.9, "epoch": 2.0, "step": 20},
     ]
     end = [{"train_runtime": 3.0, "train_loss": 0.2, "epoch": 3.0, "step": 30}]
-    # The best model was kept.
-    final = {"step": 20, "loss": 0.4, "accuracy": 0.9}
-    loss, accuracy = draw(training + validation + end, "accuracy", 1, final, 0.25)
+    loss, accuracy = draw(training + validation + end, "accuracy", 1, 0.25)
     assert loss.get_xlabel() == accuracy.get_xlabel() == "step (10 per epoch)"
     assert list(loss.lines[0].get_xdata()) == [line["step"] for line in training]
     assert list(loss.lines[1].get_ydata()) == [0.5, 0.4]
     assert list(accuracy.lines[0].get_xdata()) == [10, 20] and list(accuracy.lines[0].get_ydata()) == [80, 90]
-    ends = ["training, last 0.0333", "validation, last 0.4000", "validation, final model 0.4000"]
+    ends = ["training, last 0.0333", "validation, last 0.4000"]
     assert words(loss.get_legend().get_texts()) == ends
-    ends = ["validation, last 90.00", "validation, final model 90.00", "baseline 25.00"]
-    assert words(accuracy.get_legend().get_texts()) == ends
-    assert list(accuracy.lines[1].get_xdata()) == [20]
+    assert words(accuracy.get_legend().get_texts()) == ["validation, last 90.00", "baseline 25.00"]
 
-    # Without evaluation during training, the only score is of the final model. Its scale starts at 0.
-    _, f1 = draw(training[:1] + end, "f1", 100, {"step": 30, "f1": 88.125}, math.nan)
-    assert words(f1.get_legend().get_texts()) == ["validation, final model 88.12"] and f1.get_ylim()[0] == 0
-    # An error is not a score. Without validation examples, or with an undefined score, there is only the loss.
-    _, error = draw(training + end, "mse", 1, {"step": 30, "mse": 2.5}, 3.0)
-    assert words(error.get_legend().get_texts()) == ["validation, final model 2.5000", "baseline 3.0000"]
-    for final in ({}, {"step": 30, "pearson": math.nan}):
-        assert len(draw(training + end, "pearson", 1, final, None)) == 1
+    # An error is not a score. Without scores during training, or with an undefined score, there is only the loss.
+    scored = {"eval_mse": 2.5, "eval_pearson": math.nan, "epoch": 1.0, "step": 10}
+    _, error = draw([*training, scored, *end], "mse", 1, 3.0)
+    assert words(error.get_legend().get_texts()) == ["validation, last 2.5000", "baseline 3.0000"]
+    for log in (training + end, [*training, scored, *end]):
+        assert len(draw(log, "pearson", 1, math.nan)) == 1
 
 
 def test_reliability(tmp_path, figures):
@@ -90,5 +84,5 @@ def test_reliability(tmp_path, figures):
 def test_no_plot_without_data(tmp_path):
     file, none = tmp_path / "plot.png", np.array([])
     draw_confusion_matrix(none, none, ["a", "b"], file)
-    draw_learning_curve([{"train_runtime": 3.0, "step": 1, "epoch": 1.0}], "accuracy", 1, {}, None, file)
+    draw_learning_curve([{"train_runtime": 3.0, "step": 1, "epoch": 1.0}], "accuracy", 1, None, file)
     assert not file.exists()

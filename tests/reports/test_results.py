@@ -31,34 +31,27 @@ def test_results_files(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["results.json", "results.md"]
 
 
-FACTS = TaskFacts("counting", Head("ForSequenceClassification"), None, ("accuracy",), ("predictions.txt",))
+FACTS = TaskFacts("counting", Head("ForSequenceClassification"), None, ("predictions.txt",))
 RESULTS = {
     "perfect_score": 1,
     "baselines": {"eval": {"answer": "always 'few'", "accuracy": 0.25}},
-    "examples": {"eval": 30, "predict_mm": 1234},
+    "data": {"eval": [{"name": "dev.csv", "split": "validation", "num_examples": 30}]},
 }
+DATA = "| set | data | examples |\n| --- | --- | --- |\n| validation | dev.csv | 30 |"
 
 
 def test_summary(tmp_path):
-    task = FACTS._replace(metrics=("accuracy", "mse", "pearson"))
-    baseline = {"answer": "always 'few'", "accuracy": 0.25, "mse": 2.5, "pearson": float("nan")}
     (tmp_path / "README.md").touch()
     (tmp_path / "confusion_matrix.png").touch()
     training = {"train_runtime": 61.2, "train_steps": 1, "epoch": 1.0}
     metrics = {"eval": {"accuracy": 0.5, "mse": None, "pearson": float("nan"), "total": 30}, "predict_mm": {}}
-    results = RESULTS | {"training": training, "metrics": metrics, "baselines": {"eval": baseline}}
-    assert format_summary(task, results, tmp_path).splitlines() == [
-        "counting: trained 1 epoch (1 step) in 1 min 1 s",
-        "  validation       30 examples: accuracy 50.00 (baseline 25.00), mse - (baseline 2.5000), pearson -",
-        "  test mismatched  1,234 examples: predicted, not scored: labels are missing",
-        "  baseline         always 'few'",
-        f"  folder           {tmp_path}",
-        "  plots            confusion_matrix.png",
-        "  model card       README.md",
-    ]
-    intervals = {"eval": {"accuracy": (0.3333, 0.6667)}, "predict_mm": {}}
-    summary = format_summary(task, results | {"intervals": intervals}, tmp_path)
-    assert "accuracy 50.00 (33.3 to 66.7; baseline 25.00), mse" in summary
+    summary = format_summary(FACTS, RESULTS | {"training": training, "metrics": metrics}, tmp_path, "| batch size |")
+    assert summary.startswith(f"counting: trained 1 epoch (1 step) in 1 min 1 s\n\n{DATA}\n\n")
+    assert "| validation | accuracy | 50.00 | 25.00 (always 'few') |\n| validation | pearson | - |  |\n" in summary
+    assert summary.endswith(
+        "\n\nPredicted, not scored, because labels are missing: test mismatched.\n\n| batch size |\n\n"
+        f"folder       {tmp_path}\nplots        confusion_matrix.png\nmodel card   README.md"
+    )
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
@@ -67,14 +60,11 @@ def test_the_summary_of_a_run_that_only_scores(is_trained, tmp_path):
     trained = ("config.json", "model.safetensors", "README.md", "learning_curve.png")
     for name in ("predictions.txt", "results.md", "confusion_matrix.png", *(trained if is_trained else ())):
         (tmp_path / name).touch()
-    results = RESULTS | {"training": {}, "metrics": {"eval": {"accuracy": 0.5}}}
-    summary = format_summary(FACTS, results, tmp_path)
-    written = ["  plots        confusion_matrix.png", "  all results  results.md"]
-    assert summary.splitlines() == [
-        "counting: scored",
-        "  validation   30 examples: accuracy 50.00 (baseline 25.00)",
-        "  baseline     always 'few'",
-        f"  folder       {tmp_path}",
-        "  predictions  predictions.txt",
+    summary = format_summary(FACTS, RESULTS | {"training": {}, "metrics": {"eval": {"accuracy": 0.5}}}, tmp_path)
+    written = ["plots        confusion_matrix.png", "all results  results.md"]
+    assert summary.startswith(f"counting: scored\n\n{DATA}\n\n")
+    assert summary.rpartition("\n\n")[2].splitlines() == [
+        f"folder       {tmp_path}",
+        "predictions  predictions.txt",
         *([] if is_trained else written),
     ]

@@ -1,9 +1,11 @@
 """Tables of metrics: one run, means over seeds, the GLUE suite."""
 
+import numpy as np
 import pytest
 from markdown_tables import cells
 
-from snugbert.reports.score_tables import SCALE, data_table, results_tables, suite_table, sweep_tables
+from snugbert.reports.score_tables import SCALE, data_table, label_table, results_tables, suite_table, sweep_tables
+from snugbert.tasks.classification import TextClassification
 
 
 def test_scores_have_one_scale_and_are_apart_from_counts():
@@ -137,3 +139,22 @@ def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
     assert "Best setting: batch size 32, learning rate 3e-05, epochs 3. Its validation score is optimistic" in text
     alone = sweep_tables({**summary, "settings": settings[:1], "metrics": {"eval": metrics}}, tuple(setting), 1)
     assert "epochs 3. Its metrics" in alone
+
+
+def test_of_many_labels_the_worst_are_shown_and_those_never_predicted_are_named():
+    task = TextClassification()
+    task.labels = [f"label_{i}" for i in range(14)]
+    references = np.repeat(np.arange(14), range(14, 0, -1))
+    predicted = np.where(references >= 12, 0, references)  # the last two are never predicted
+    predicted[:3] = 5
+    scores = task.score_labels(*task.pair(references, predicted))
+    text = label_table({"eval": scores})
+    average, *labels = cells(text)[1:]
+    assert average[:2] == ["validation", "average of the labels"] and average[-1].startswith("8")
+    assert labels[0] == ["validation", "label_12", "2", "-", "0.00 (0.0 to 0.0)", "0.00 (0.0 to 0.0)"]
+    assert labels[1][1] == "label_13" and len(labels) == 10
+    assert text.endswith(
+        "Validation: never predicted (number of examples): label_12 (2), label_13 (1). "
+        "Validation: the 10 labels with the lowest F1 of 14."
+    )
+    assert not label_table({})

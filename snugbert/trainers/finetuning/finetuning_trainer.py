@@ -30,8 +30,8 @@ from snugbert.gpu.row_sizes import FillRows, choose_fine_tuning_multiple
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
-from snugbert.reports.label_tables import DecisionFacts
 from snugbert.reports.results import RunResults
+from snugbert.reports.score_tables import DecisionFacts
 from snugbert.tasks.base import Task
 from snugbert.tasks.decisions import Decisions
 from snugbert.tasks.evaluation_set import EvaluationSet, make_evaluation_set

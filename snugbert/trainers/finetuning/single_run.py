@@ -88,7 +88,7 @@ def fine_tune(
     output_dir = Path(str(args.output_dir))
     if trainer.is_world_process_zero() and (trains or not contains_model(output_dir)):
         if trains:
-            _draw_learning_curve(trainer, results)
+            _draw_learning_curve(trainer)
             trainer.results = results
             trainer.write_card()
         write_results(output_dir, results)  # last: it marks the run as complete
@@ -161,19 +161,16 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any], res
         trainer.save_metrics(name, saved)
 
 
-def _draw_learning_curve(trainer: FineTuningTrainer, results: RunResults) -> None:
-    """Draws `learning_curve.png`, with the main metric of the final model on the validation examples."""
+def _draw_learning_curve(trainer: FineTuningTrainer) -> None:
+    """Draws `learning_curve.png`, with the main metric on the validation examples."""
     task, examples = trainer.prepared.task, trainer.prepared.validation_set
     chosen = trainer.args.metric_for_best_model
     metric = task.main_metric if chosen == "loss" else str(chosen)
-    final: dict[str, float] = {}
     baseline = None
-    if examples is not None:
-        final = {"step": trainer.model_step} | results["metrics"][examples.name]
-        if examples.baseline is not None:
-            baseline = examples.baseline.metrics.get(metric)
+    if examples is not None and examples.baseline is not None:
+        baseline = examples.baseline.metrics.get(metric)
     file = Path(str(trainer.args.output_dir)) / "learning_curve.png"
-    draw_learning_curve(trainer.state.log_history, metric, task.perfect_score, final, baseline, file)
+    draw_learning_curve(trainer.state.log_history, metric, task.perfect_score, baseline, file)
 
 
 def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, float]]) -> list[str]:

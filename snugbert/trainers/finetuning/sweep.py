@@ -404,7 +404,7 @@ class Sweep:
         base_model = prepared.model_args.model_name_or_path
         write_finetuning_card(self.output_dir, prepared.facts, results, base_model, card_name, tables)
         write_results(self.output_dir, results, tables)
-        print(f"\n{tables}\n\n{format_summary(prepared.facts, results, self.output_dir)}", flush=True)
+        print(f"\n{format_summary(prepared.facts, results, self.output_dir, tables)}", flush=True)
         if repository is not None:
             hub.upload_folder(
                 repo_id=repository,

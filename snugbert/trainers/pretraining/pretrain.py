@@ -28,7 +28,7 @@ from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
 from snugbert.families.students import choose_student_layers, hash_model, make_student
 from snugbert.progress import format_duration
-from snugbert.reports.pretrained_card import format_comparison
+from snugbert.reports.pretrained_card import format_results
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.storage.urls import hide_credentials
 from snugbert.trainers.dry_run import as_dry_run, run_dry, shared_folder
@@ -343,7 +343,7 @@ def _run(trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epoch
             duration = format_duration(trained["train_runtime"])
             print(f"\nTrained {trainer.state.global_step:,} steps{after} {duration}.")
         if data.validation is not None:
-            print(f"\n{format_comparison(metrics, baselines, PAIR_TASKS.get(data.validation.objective))}")
+            print(f"\n{format_results(metrics, baselines)}")
         results = {"metrics": "eval_results.json"} if metrics else {}  # not of an earlier run
         files = {name: output_dir / file for name, file in ((WRITTEN if args.do_train else {}) | results).items()}
         print("", *(f"{name:<12}{file}" for name, file in files.items() if file.exists()), sep="\n")

@@ -164,7 +164,7 @@ def test_other_objectives(small_run, tmp_path, capsys, objective):
     assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"]
     assert ("eval_nsp_loss" in results) == (objective == "mlm+order")
     printed = capsys.readouterr().out
-    assert ("sentence order accuracy" in printed) == (objective == "mlm+order")
+    assert ("sentence pair accuracy" in printed) == (objective == "mlm+order")
     kind = snugbert.SnugBertForMaskedLM if objective == "mlm" else snugbert.SnugBertForPreTraining
     _, loading = kind.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
