@@ -28,7 +28,8 @@ class Progress(tqdm):
         self._is_bar = is_terminal()
         scale: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "bytes" else {"unit": f" {unit}"}
         if not self._is_bar:
-            scale |= {"mininterval": SECONDS_BETWEEN_LINES, "delay": SECONDS_BETWEEN_LINES}
+            # With `miniters`, tqdm looks at the clock only, and its monitor adds no lines.
+            scale |= {"mininterval": SECONDS_BETWEEN_LINES, "delay": SECONDS_BETWEEN_LINES, "miniters": 1}
         super().__init__(desc=name, total=total, initial=done, disable=not show, dynamic_ncols=self._is_bar, **scale)
 
     def display(self, *args: Any, **kwargs: Any) -> None:

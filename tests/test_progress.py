@@ -35,6 +35,15 @@ def test_a_log_file_gets_a_line_per_minute(clock, capsys):
     assert "<03:00" in lines[0]  # 2,000 bytes a minute: earlier work does not count for the speed
 
 
+def test_the_number_of_lines_does_not_depend_on_the_speed(clock, capsys):
+    with Progress("preparing", 10_000, "rows") as shown:
+        for step, seconds in enumerate([0.5] * 240 + [30] * 8, start=1):
+            clock[0] += seconds
+            shown.move_to(step)
+        assert shown.miniters == 1  # otherwise, tqdm's monitor prints, too
+    assert len(capsys.readouterr().err.splitlines()) == 6
+
+
 def test_a_quiet_command_and_a_quick_one_show_nothing(capsys, monkeypatch):
     with Progress("counting words", 1, "lines") as shown:
         shown.move_to(1)

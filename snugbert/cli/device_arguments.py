@@ -78,6 +78,8 @@ class DeviceArguments(TrainingArguments):
                     f"--{name} is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
                 )
             setattr(self, name, None)
+        if self.save_on_each_node:
+            raise InputError("--save_on_each_node is not supported. Use an --output_dir that all machines share.")
         # The filter would hide losses that are not finite, which end the run, and wait for the device in every batch.
         self.logging_nan_inf_filter = False
         if self.ddp_find_unused_parameters is None:

@@ -8,6 +8,7 @@ replaced, the old files are removed first. After a failed upload, the local file
 Files and folders whose names begin with "_" are not uploaded.
 """
 
+import json
 import logging
 import os
 import platform
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import iglob
 from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
 
 from snugbert.errors import InputError, format_count
 from snugbert.files import (
@@ -26,6 +29,7 @@ from snugbert.files import (
     MANIFEST_NAME,
     hash_json,
     lock_file,
+    read_json,
     split_checkpoint,
     step_of,
     write_atomically,
@@ -51,6 +55,7 @@ OUTPUTS = "outputs"
 MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json", MANIFEST_NAME)
 OWNER = "_owner"  # on this machine: a random name of the local folder
 WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
+STORED = "_stored"  # on this machine: size and time of each file that was downloaded or uploaded
 
 _outputs: dict[Path, "RemoteOutput"] = {}
 
@@ -61,7 +66,6 @@ class RemoteOutput:
     def __init__(self, folder: Path, url: str):
         self.folder, self.url = folder, url
         self.keeps_checkpoints = threading.Lock()  # while checkpoints are uploaded, a run may not remove any
-        self._downloaded: dict[str, tuple[int, int]] = {}  # size and time of each file
 
     def __str__(self) -> str:
         return hide_credentials(self.url)
@@ -129,7 +133,7 @@ class RemoteOutput:
         }
         self._remove_files()
         download_files(self.url, entries, self.folder)
-        self._downloaded = self._list_files()
+        write_atomically(self.folder / STORED, json.dumps(self._list_files()))
         return True
 
     def upload_run(self) -> None:
@@ -164,11 +168,16 @@ class RemoteOutput:
         self._replace([f"{checkpoint}/{name}" for name in list_files(self.url_of(folder))], files)
 
     def upload(self) -> None:
-        """Uploads new and changed files, after removing what was deleted or changed. Skips checkpoints."""
-        now = self._list_files()
-        changed = [name for name in now if now[name] != self._downloaded.get(name)]
-        stored = filter(_is_uploaded, list_files(self.url))
-        self._replace((name for name in stored if name not in now or name in changed), changed)
+        """Uploads new and changed files, after removing what was deleted or changed. Skips checkpoints.
+
+        Files that were neither downloaded nor uploaded from here stay in the store.
+        """
+        now: dict[str, Any] = self._list_files()
+        before = read_json(self.folder / STORED) if (self.folder / STORED).exists() else {}
+        changed = [name for name in now if now[name] != before.get(name)]
+        old = {*changed, *before.keys() - now.keys()}
+        self._replace(old & list_files(self.url).keys(), changed)
+        write_atomically(self.folder / STORED, json.dumps(now))
         if changed:
             print(f"uploaded {format_count(len(changed), 'file')} to {self}", file=sys.stderr)
 
@@ -179,17 +188,25 @@ class RemoteOutput:
         for name in sorted(new, key=_rank):
             upload(self.folder / name, join(self.url, name))
 
-    def _list_files(self) -> dict[str, tuple[int, int]]:
+    def _list_files(self) -> dict[str, list[int]]:
         """Returns size and time of each file that is uploaded, except for checkpoints."""
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
         stats = {name: file.stat() for name, file in files.items() if _is_uploaded(name)}
-        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+        return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
     def clear(self) -> None:
         """Removes the local files. First removes the file that marks the folder as newer than the store."""
         (self.folder / OWNER).unlink(missing_ok=True)
         with suppress(OSError):
             self._remove_files()
+
+    def move_away(self) -> Path:
+        """Moves the local files to a new folder, which no later command replaces."""
+        folder = Path(mkdtemp(prefix=f"{self.folder.name}-", dir=self.folder.parent))
+        for path in self.folder.iterdir():
+            if not is_unfinished(path.name):
+                path.rename(folder / path.name)
+        return folder
 
     def _remove_files(self) -> None:
         for path in self.folder.iterdir():
@@ -254,7 +271,8 @@ def write_output(output: RemoteOutput, run: Callable[[], object]) -> None:
             try:
                 output.upload()
             except InputError as error:
-                raise InputError(f"{error} Or copy {output.folder}, the whole output, to {output}.") from error
+                kept = output.move_away()
+                raise InputError(f"{error} Or copy the folder {kept}, the whole output, to {output}.") from error
         output.clear()
 
 

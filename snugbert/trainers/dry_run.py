@@ -158,4 +158,5 @@ def _describe_peak(device: torch.device) -> str:
     gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     ram, gpu = (max(column) for column in zip(*gather_object([(ram, gpu)]), strict=True))
     on_gpu = f"{format_bytes(gpu)} on the GPU and " if gpu else ""
-    return f"{on_gpu}at least {format_bytes(ram)} of RAM in each process"
+    each = " in each process" if PartialState().num_processes > 1 else ""
+    return f"{on_gpu}at least {format_bytes(ram)} of RAM{each}"

@@ -36,13 +36,14 @@ from snugbert.gpu.compilation import (
 )
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.storage.urls import hide_credentials, is_url
-from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints
+from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints, check_optimizer
 from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, wait_for_all
 from snugbert.trainers.run.run_settings import (
     BEST_MODEL_SETTINGS,
     RunSettings,
+    check_steps,
     collect_training_settings,
     read_state,
 )
@@ -79,7 +80,6 @@ class RunTrainer(Trainer):
             super().__init__(*args, **kwargs)
         except (ValueError, RuntimeError, ImportError) as error:  # such as an argument or a missing reporter
             raise InputError(str(error)) from error
-        self.args.save_on_each_node = False  # machines share a folder or a bucket
         self.model_config: Any = getattr(self.model, "config", None)
         if self.args.torch_compile:
             compile_as_requested(self.model, self.args)
@@ -174,6 +174,8 @@ class RunTrainer(Trainer):
 
     def compare_settings(self, checkpoint: str | None) -> None:
         """Collects the settings of this run, and compares them with the settings in the checkpoint."""
+        if checkpoint is not None and self.args.max_steps > 0:
+            check_steps(checkpoint, self.args, self.args.max_steps, read_state(checkpoint).global_step)
         best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
         settings = collect_training_settings(self.args, self.model_config, (*self.compared_names, *best))
         self.run_settings.compare(checkpoint, settings)
@@ -326,6 +328,12 @@ class RunTrainer(Trainer):
         with self.checkpoints.write(self.args, self.state, checkpoint, self.stop_signal.writes_whole_checkpoint):
             super()._save_checkpoint(model, None)  # the folder of the trial is in the arguments
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        # Trainer has no later hook before the first step.
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            check_optimizer(self.optimizer, checkpoint)
+
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # Checkpoints store tied weights once, so they are not missing.
         tied = getattr(self.model, "all_tied_weights_keys", {})
@@ -382,4 +390,5 @@ def naming_flags(args: Any, *names: str) -> Iterator[None]:
     except (TypeError, ValueError, AttributeError, ImportError) as error:
         given = {name: getattr(args, name) for name in names}
         flags = [f"--{name} {getattr(value, 'value', value)}" for name, value in given.items() if value]
+        flags = flags or [f"--{names[0]}"]
         raise InputError(f"{' '.join(flags)}: {error}") from error

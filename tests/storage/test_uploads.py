@@ -1,6 +1,8 @@
 """Output folders in a store."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -41,11 +43,13 @@ def test_a_command_sees_the_folder_and_what_it_changes_is_uploaded(bucket, outpu
         (output.folder / "old.bin").unlink()
         for name in ("config.json", "weights.bin", "_unfinished", "results.json"):
             (output.folder / name).write_text("after")
+        (stored / "added.txt").write_text("by somebody else")
 
     write_output(output, command)
     assert list_folder(stored) == {
         **dict.fromkeys(("notes.txt", "checkpoint-5/optimizer.pt"), "before"),
         **dict.fromkeys(("config.json", "weights.bin", "results.json"), "after"),
+        "added.txt": "by somebody else",
     }
     # The old folder is marked as incomplete first, and the new one as complete last.
     assert order[:2] == ["remove config.json", "remove old.bin"]
@@ -67,12 +71,12 @@ def test_after_a_failed_upload_the_message_names_the_local_folder(output, bucket
     real, stored = remote_outputs.upload, bucket.folder / "model"
     with monkeypatch.context() as patch:
         patch.setattr(remote_outputs, "upload", fail)
-        with pytest.raises(InputError, match=r"no answer. Or copy .*, the whole output, to s3:"):
+        with pytest.raises(InputError, match=r"no answer. Or copy the folder .*, the whole output, to s3:") as caught:
             write_output(output, command)
     assert list_folder(stored) == {"a": "text"}
-    assert {"a", "b", "config.json"} <= list_folder(output.folder).keys()
     write_output(output, command)
-    assert list_folder(stored) == dict.fromkeys(("a", "b", "config.json"), "text")
+    kept = Path(re.search("folder (.*), the whole", str(caught.value))[1])
+    assert list_folder(stored) == list_folder(kept) == dict.fromkeys(("a", "b", "config.json"), "text")
 
 
 def test_a_run_that_removes_its_local_files_keeps_its_lock(output):

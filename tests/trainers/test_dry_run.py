@@ -92,6 +92,13 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_refuses_an_output_folder_that_is_a_file(small_run, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file/run"):
+        assert run(small_run, output_dir=folder, dry_run="true") == 2
+        assert f"--output_dir: cannot write to {folder}. Choose another folder." in capsys.readouterr().err
+
+
 def test_the_time_of_all_runs(monkeypatch, capsys):
     """Half a second a step, an evaluation of 100 seconds after every 300 steps, and a set of 50 seconds at the end."""
     validation, test = object(), object()

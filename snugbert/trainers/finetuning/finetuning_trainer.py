@@ -417,7 +417,10 @@ class FineTuningTrainer(RunTrainer):
         predictions: Any = output.predictions
         parts = predictions if isinstance(predictions, tuple) else (predictions,)
         if any(np.isnan(part).any() for part in parts):
-            raise DivergedError(f"{prefix}: the logits are NaN after step {self.state.global_step}. {REMEDY}")
+            if self.state.global_step:
+                raise DivergedError(f"{prefix}: the logits are NaN after step {self.state.global_step}. {REMEDY}")
+            remedy = "Try without --fp16. If that does not help, the weights may be damaged."
+            raise DivergedError(f"{prefix}: the logits are NaN. {remedy}")
         places = np.argsort(self._order)
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})

@@ -8,6 +8,7 @@ tokens only, as with their `--restrict_ce_to_mask`.
 Shapes: B rows and L columns of a batch, T tokens, M masked tokens, V vocabulary size, H hidden size.
 """
 
+import copy
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,8 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingModelArguments,
 )
 from snugbert.trainers.pretraining.scores import get_mlm_logits
+
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +126,10 @@ def sum_cosine_losses(
     return (losses if attention_mask is None else losses.masked_fill(attention_mask == 0, 0)).sum()
 
 
-def load_teacher(
+def load_teacher_config(
     model_args: PretrainingModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedModel:
-    """Loads the teacher. `config` and `tokenizer` are the student's."""
+) -> SnugBertConfig:
+    """Loads the configuration of the teacher. `config` and `tokenizer` are the student's."""
     teacher_args = model_args.as_teacher()
     own_tokenizer = load_tokenizer(teacher_args)
     teacher_config = load_config(teacher_args, own_tokenizer)
@@ -135,4 +138,17 @@ def load_teacher(
             f"--teacher_name_or_path: the vocabulary of {model_args.teacher_name_or_path} differs from the student's. "
             "Teacher and student predict the same tokens, so they need the same vocabulary."
         )
-    return load_model(AutoModelForMaskedLM, teacher_args, teacher_config, trained=True)
+    if model_args.num_student_layers is not None:
+        ours, theirs = config.to_dict(), teacher_config.to_dict()
+        changed = [field for field in ours if ours[field] != theirs.get(field) and field not in DROPOUTS]
+        if changed:
+            raise InputError(
+                f"--config_overrides: {', '.join(changed)} cannot be changed, because the student starts from the "
+                f"teacher's layers. Only {' and '.join(DROPOUTS)} can be changed."
+            )
+    return teacher_config
+
+
+def load_teacher(model_args: PretrainingModelArguments, teacher_config: SnugBertConfig) -> PreTrainedModel:
+    """Loads the teacher with the configuration of [`load_teacher_config`]."""
+    return load_model(AutoModelForMaskedLM, model_args.as_teacher(), copy.deepcopy(teacher_config), trained=True)

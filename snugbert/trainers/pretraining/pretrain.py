@@ -49,8 +49,8 @@ from snugbert.trainers.pretraining.corpora import (
     open_prepared,
 )
 from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
-from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.masked_distillation import load_teacher
+from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.masked_distillation import load_teacher, load_teacher_config
 from snugbert.trainers.pretraining.pretraining_arguments import (
     PAIR_TASKS,
     PretrainingArguments,
@@ -86,8 +86,9 @@ def pretrain(
     tokenizer = load_tokenizer(model_args)
     check_ids(tokenizer, str(model_args.tokenizer_source))
     config = load_config(model_args, tokenizer)
-    teacher = load_teacher(model_args, config, tokenizer) if model_args.teacher_name_or_path is not None else None
-    layers = _adapt_config(config, teacher, model_args, data_args)
+    has_teacher = model_args.teacher_name_or_path is not None
+    teacher_config = load_teacher_config(model_args, config, tokenizer) if has_teacher else None
+    layers = _adapt_config(config, teacher_config, model_args, data_args)
     choose_batch_sizes([phase.max_seq_length for phase in data_args.parsed_phases], training_args)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
@@ -111,13 +112,14 @@ def pretrain(
             return
         stack.enter_context(lock_output_dir(training_args))  # creates the folder
         checkpoint = check_output_dir(training_args) if training_args.do_train else None
+        teacher = load_teacher(model_args, teacher_config) if teacher_config and training_args.do_train else None
+        initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
         set_seed(training_args.seed)
-        model = _load_model(model_args, data_args, config, tokenizer, teacher, layers)
+        model = _load_model(model_args, data_args, config, tokenizer, teacher_config, layers)
         logger.info("model: %s parameters", f"{model.num_parameters():,}")
         if training_args.do_train:
-            _check_training(model, training_args)
+            _check_training(model, training_args, initial_weights, checkpoint)
         data = prepare_data()
-        initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
         is_new = model_args.model_name_or_path is None and data_args.objective != "electra"
         if is_new and data.phases and data.train_corpus is not None:
             logger.info("recipe: %s", describe_recipe(config, data.train_corpus.num_tokens))
@@ -168,7 +170,7 @@ def _check_arguments(model_args: PretrainingModelArguments, data_args: Pretraini
 
 def _adapt_config(
     config: SnugBertConfig,
-    teacher: PreTrainedModel | None,
+    teacher_config: SnugBertConfig | None,
     model_args: PretrainingModelArguments,
     data_args: PretrainingDataArguments,
 ) -> list[int] | None:
@@ -178,18 +180,22 @@ def _adapt_config(
     if data_args.objective == "electra" and model_args.model_name_or_path is None:
         given = model_args.config_overrides or ""
         config.update({name: value for name, value in ELECTRA_HEADS.items() if f"{name}=" not in given})
-    if teacher is not None:
-        configs = {str(model_args.teacher_name_or_path): teacher.config} | configs
+    if teacher_config is not None:
+        configs = {str(model_args.teacher_name_or_path): teacher_config} | configs
         if model_args.num_student_layers is not None:
             number, which = model_args.num_student_layers, model_args.student_layers
-            layers = choose_student_layers(teacher.config.num_hidden_layers, number, which)
+            layers = choose_student_layers(teacher_config.num_hidden_layers, number, which)
             config.num_hidden_layers = number
     if data_args.bigram_init:
         check_bigram_config(config)
-    lengths = [data_args.max_seq_length, *(phase.max_seq_length for phase in data_args.parsed_phases)]
     for name, each in configs.items():
-        if max(lengths) > (limit := compute_max_length(each)):
-            raise InputError(f"--max_seq_length or --phases: {max(lengths)} is above the limit of {name} ({limit}).")
+        limit = min(LONGEST_EXAMPLE, compute_max_length(each))
+        for length in (data_args.max_seq_length, *(phase.max_seq_length for phase in data_args.parsed_phases)):
+            if not SHORTEST_EXAMPLE <= length <= limit:
+                flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
+                raise InputError(
+                    f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the limit of {name} ({limit})."
+                )
         if data_args.dataset_objective in PAIR_TASKS and each.type_vocab_size < 2:
             raise InputError(
                 f"--objective {data_args.objective}: sentence pairs need two token types, but {name} has "
@@ -251,7 +257,7 @@ def _load_model(
     data_args: PretrainingDataArguments,
     config: SnugBertConfig,
     tokenizer: PreTrainedTokenizerBase,
-    teacher: PreTrainedModel | None,
+    teacher_config: SnugBertConfig | None,
     layers: list[int] | None,
 ) -> PreTrainedModel:
     """Loads the model. A student starts from `layers` of the teacher. Other heads start from random weights."""
@@ -259,16 +265,21 @@ def _load_model(
         return load_pair(model_args, config, tokenizer, data_args.generator_size)
     config.architectures = []  # an ELECTRA class would select ELECTRA's head
     auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
-    if teacher is not None and layers is not None:
-        logger.info("student: layers %s of the teacher's %d", layers, teacher.config.num_hidden_layers)
+    if teacher_config is not None and layers is not None:
+        logger.info("student: layers %s of the teacher's %d", layers, teacher_config.num_hidden_layers)
         config = copy.deepcopy(config)
-        config.num_hidden_layers = teacher.config.num_hidden_layers
+        config.num_hidden_layers = teacher_config.num_hidden_layers
         return make_student(load_model(auto_class, model_args.as_teacher(), config), layers)
     return load_model(auto_class, model_args, config)
 
 
-def _check_training(model: PreTrainedModel, training_args: PretrainingArguments) -> None:
-    """Checks the free space and the training arguments before text is prepared."""
+def _check_training(
+    model: PreTrainedModel,
+    training_args: PretrainingArguments,
+    initial_weights: dict[str, Any],
+    checkpoint: str | None,
+) -> None:
+    """Checks the free space, the training arguments and the settings of a resumed run before text is prepared."""
     # Both files of ELECTRA contain the shared embeddings.
     models = (model.discriminator, model.generator) if isinstance(model, ElectraPair) else (model,)
     check_disk_space(training_args, [parameter for each in models for parameter in each.parameters()])
@@ -276,7 +287,10 @@ def _check_training(model: PreTrainedModel, training_args: PretrainingArguments)
     args = as_dry_run(training_args, tempfile.gettempdir())
     args.report_to, args.eval_strategy = training_args.report_to, IntervalStrategy.NO
     steps = args.max_steps if args.max_steps > 0 else 10**9
-    PretrainingTrainer(model=model, args=args).create_optimizer_and_scheduler(steps)
+    trainer = PretrainingTrainer(model=model, args=args, command_settings=initial_weights)
+    trainer.create_optimizer_and_scheduler(steps)
+    trainer.args.eval_strategy = training_args.eval_strategy
+    trainer.compare_settings(checkpoint)  # without data
 
 
 @dataclass

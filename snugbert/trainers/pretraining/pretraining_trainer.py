@@ -182,7 +182,12 @@ class PretrainingTrainer(RunTrainer):
         self._metrics = metrics, baselines or {}
         if self.args.should_save:
             draw_log(Path(self.args.output_dir or ""), baselines)
-            self.write_card()
+            try:
+                self.write_card()
+            except InputError:
+                raise
+            except Exception as error:  # such as a model of another library, whose training is complete
+                logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
         self.reports.send([Path(self.args.output_dir or "") / TRAINING_PLOT])
 
     def write_card(self) -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -73,8 +74,11 @@ def find_newest_checkpoint(output_dir: Path) -> Path | None:
     return None
 
 
-def check_checkpoint(checkpoint: Path) -> None:
-    """Checks that the files of a checkpoint are complete and undamaged, and that a run can resume from them."""
+def check_checkpoint(checkpoint: Path, needs_optimizer: bool = True) -> None:
+    """Checks that the files of a checkpoint are complete and undamaged, and that a run can resume from them.
+
+    Only the weights are needed without `needs_optimizer`.
+    """
     manifest = checkpoint / MANIFEST_NAME
     try:
         entries = read_json(manifest)
@@ -87,7 +91,7 @@ def check_checkpoint(checkpoint: Path) -> None:
         raise InputError(f"{manifest} is damaged.") from error
     except OSError as error:
         raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
-    if not (checkpoint / "optimizer.pt").exists():
+    if needs_optimizer and not (checkpoint / "optimizer.pt").exists():
         raise InputError(
             f"{checkpoint} contains only weights (--save_only_model), so the run cannot be resumed. To train from "
             f"these weights, use --model_name_or_path {checkpoint} and another --output_dir."
@@ -166,10 +170,24 @@ class RunCheckpoints(TrainerCallback):
             remove_checkpoints(old)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step. Locates the best checkpoint, even if the folder was renamed."""
+        """Called by Trainer before the first step. Locates the best checkpoint, even if the folder was renamed.
+
+        A damaged best checkpoint is ignored, so that a later checkpoint can be the best.
+        """
         output_dir = Path(args.output_dir)
+        best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        is_damaged = False
         if args.should_save and state.best_global_step and args.load_best_model_at_end:
-            download_checkpoint(output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
+            download_checkpoint(best)
+            try:
+                if best.is_dir():
+                    check_checkpoint(best, needs_optimizer=False)
+            except InputError as error:
+                is_damaged = True
+                logger.warning("ignoring the best checkpoint: %s", error)
+        (is_damaged,) = broadcast_object_list([is_damaged])
+        if is_damaged:
+            state.best_model_checkpoint = state.best_global_step = state.best_metric = None
         locate_best(state, output_dir)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -247,3 +265,14 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def check_optimizer(optimizer: Any, checkpoint: str) -> None:
+    """Checks the shapes of a loaded optimizer state. Fused kernels would access memory out of bounds."""
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
+                raise InputError(
+                    f"{checkpoint}/optimizer.pt does not fit this run: {name} has shape {list(value.shape)}, but its "
+                    f"parameter has shape {list(parameter.shape)}. Resume from another checkpoint."
+                )

@@ -6,6 +6,7 @@ training, and all other files at the end.
 """
 
 import logging
+import os
 import platform
 import re
 import shutil
@@ -63,6 +64,8 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     is_locked = holds_lock(output_dir / LOCK_NAME) or (is_dry_run and output is None)
     with ExitStack() as stack:
         with raise_together():
+            if training_args.should_save and is_dry_run and output is None:
+                _check_folder(output_dir)
             if training_args.should_save and not is_locked:
                 if not output_dir.exists():
                     stack.callback(_remove_if_empty, output_dir)  # after a failed start
@@ -72,6 +75,12 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
                 elif output is not None and output.download():
                     stack.callback(output.clear)
         yield
+
+
+def _check_folder(output_dir: Path) -> None:
+    nearest = next(folder for folder in (output_dir, *output_dir.absolute().parents) if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise InputError(f"--output_dir: cannot write to {output_dir}. Choose another folder.")
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -113,7 +122,8 @@ def check_output_dir(args: TrainingArguments) -> str | None:
             remedy = "Choose another folder, or replace the run (--overwrite_output_dir)."
             if str(args.resume_from_checkpoint).lower() == "true":
                 raise InputError(
-                    f"--resume_from_checkpoint true: {output_dir} contains a run, but no complete checkpoint. {remedy}"
+                    f"--resume_from_checkpoint true: {output_dir} contains a run, but no complete checkpoint. "
+                    f"{remedy} If the run used --save_only_model, train from its weights with --model_name_or_path."
                 )
             raise InputError(
                 f"--output_dir: {output_dir} already contains a run. To resume it, add --resume_from_checkpoint true. "

@@ -108,20 +108,25 @@ class RunSettings(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **kwargs: Any) -> None:
         """Called by Trainer before the first step. Applies the intervals and the number of steps of the arguments."""
         state.compute_steps(args, state.max_steps)
-        before, now, done = self._max_steps, state.max_steps, state.global_step
-        if self._checkpoint is None or now == before:
+        if self._checkpoint is None or state.max_steps == self._max_steps:
             return
-        if now < done:
-            flag = "--max_steps" if args.max_steps > 0 else "--num_train_epochs"
-            raise InputError(
-                f"{flag}: {self._checkpoint} has taken {format_count(done, 'step')}, more than the "
-                f"{format_count(now, 'step')} of this run. Increase {flag}."
-            )
+        check_steps(self._checkpoint, args, state.max_steps, state.global_step)
         # Trainer would use the earlier schedule for one more step. Other schedules do not depend on the steps.
         if isinstance(lr_scheduler, LambdaLR):
             lr_scheduler.last_epoch -= 1
             lr_scheduler.step()
-        self.report_change(f"after step {done:,}: {now:,} steps instead of {before:,}")
+        steps = f"{state.max_steps:,} steps instead of {self._max_steps:,}"
+        self.report_change(f"after step {state.global_step:,}: {steps}")
+
+
+def check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int) -> None:
+    """Checks that a checkpoint has not `done` more steps than the run will take."""
+    if steps < done:
+        flag = "--max_steps" if args.max_steps > 0 else "--num_train_epochs"
+        raise InputError(
+            f"{flag}: {checkpoint} has taken {format_count(done, 'step')}, more than the "
+            f"{format_count(steps, 'step')} of this run. Increase {flag}."
+        )
 
 
 def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...]) -> dict[str, Any]:

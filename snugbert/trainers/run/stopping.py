@@ -6,6 +6,7 @@ With transformers' own `enable_jit_checkpoint`, each process waits for its own t
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from snugbert.trainers.run.processes import wait_for_all
 logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGTERM_SECONDS = 30  # launchers and schedulers kill a process this long after SIGTERM
 REMEDY = "Try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
 
 
@@ -179,10 +181,17 @@ def raise_if_interrupted(trainer: Any) -> None:
 
 
 def start_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seeds a data worker like Trainer. Signals do not end the worker, because the trainer ends the run.
-
-    Ctrl-C and launchers signal all processes. A worker ends with its loader, or soon after the run was killed.
-    """
+    """Seeds a data worker like Trainer. SIGINT and SIGTERM do not end the worker, because the trainer ends the run."""
     seed_worker(worker_id, num_workers, rank)
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    received: list[float] = []
+
+    def survive(*_: Any) -> None:
+        # The launcher and the scheduler may both send SIGTERM. So the worker ignores SIGTERM for 30 seconds after the
+        # first. A later SIGTERM ends the worker: at exit, multiprocessing sends it to the remaining workers.
+        received.append(time.monotonic())
+        if received[-1] - received[0] > SIGTERM_SECONDS:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, survive)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal

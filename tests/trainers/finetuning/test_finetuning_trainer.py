@@ -276,7 +276,7 @@ def test_nan_logits_are_an_error(tokenizer, tmp_path):
         trainer.predict(examples(HEADS[0], 5))
     model = new_model(HEADS[0])
     model.load_state_dict(spoiled)
-    with pytest.raises(DivergedError, match=r"test: the logits are NaN after step 0\. Try"):
+    with pytest.raises(DivergedError, match=r"test: the logits are NaN\. Try without --fp16"):
         new_trainer(HEADS[0], tokenizer, tmp_path, model=model).predict(examples(HEADS[0], 5))
 
 

@@ -193,7 +193,8 @@ def test_a_narrower_student_of_the_same_vocabulary(student_run, small_run, tmp_p
         ({"objective": "electra"}, "--teacher_name_or_path cannot be combined with --objective electra"),
         ({"bigram_init": "true"}, "--bigram_init cannot be combined with --teacher_name_or_path"),
         ({"teacher_name_or_path": "/no/such/folder"}, "--teacher_name_or_path: the folder /no/such/folder does not"),
-        ({"max_seq_length": 600}, "--max_seq_length or --phases: 600 is above the limit"),
+        ({"config_overrides": "hidden_act=relu"}, "--config_overrides: hidden_act cannot be changed"),
+        ({"max_seq_length": 600}, "--max_seq_length 600 must be between"),
     ],
 )
 def test_bad_input_is_a_short_error(changes, message, student_run, tmp_path, capsys):

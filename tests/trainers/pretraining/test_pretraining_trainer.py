@@ -112,6 +112,12 @@ def test_the_random_state_of_evaluation_is_the_same_every_time(tokenizer, tmp_pa
     assert states == (random.getstate(), np.random.get_state()[1].tolist())
 
 
+def test_a_failing_model_card_is_a_warning(tokenizer, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("snugbert.trainers.pretraining.pretraining_trainer.write_run_card", lambda *_: 1 / 0)
+    make_trainer(tokenizer, tmp_path, make_features(tokenizer), max_steps=1).train()
+    assert "the model card was not written (ZeroDivisionError: division by zero)" in caplog.text
+
+
 def test_once_per_epoch_is_a_number_of_steps(tokenizer, tmp_path):
     args = {"max_steps": -1, "num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "no"}
     trainer = make_trainer(tokenizer, tmp_path, make_features(tokenizer, 16), **args)

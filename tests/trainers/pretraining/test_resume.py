@@ -5,7 +5,10 @@ import re
 import shutil
 
 import pytest
+import torch
 from pretraining_command import run
+
+from snugbert.trainers.run.checkpoints import write_manifest
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,8 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     )
 
 
-def test_changed_settings_are_refused(small_run, with_checkpoint, capsys):
+def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_checkpoint, monkeypatch, capsys):
+    monkeypatch.setattr("snugbert.trainers.pretraining.pretrain.load_corpora", None)
     resume = {"resume_from_checkpoint": "true", "output_dir": with_checkpoint, "max_steps": 6}
     # Otherwise, the card would name other weights than the run started from.
     other_weights = {"config_name": None, "model_name_or_path": with_checkpoint / "checkpoint-4"}
@@ -77,6 +81,20 @@ def test_changed_settings_are_refused(small_run, with_checkpoint, capsys):
         assert message in [" ".join(line.split()) for line in error.splitlines()]
     assert run(small_run | resume | {"max_steps": 3}) == 2
     assert "checkpoint-4 has taken 4 steps, more than the 3 steps of this run" in capsys.readouterr().err
+
+
+def test_an_optimizer_of_other_shapes_is_a_short_error(small_run, with_checkpoint, tmp_path, capfd):
+    folder = shutil.copytree(with_checkpoint, tmp_path / "run")
+    file = folder / "checkpoint-4/optimizer.pt"
+    state = torch.load(file, weights_only=True)
+    values = next(iter(state["state"].values()))
+    values["exp_avg"] = values["exp_avg"].flatten()[:3].clone()  # a fused optimizer would write beyond these numbers
+    torch.save(state, file)
+    write_manifest(folder / "checkpoint-4")
+    more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
+    assert run(small_run | more, output_dir=folder) == 2
+    *_, line = capfd.readouterr().err.splitlines()
+    assert "checkpoint-4" in line and "optimizer.pt" in line and "exp_avg has shape [3]" in line
 
 
 def test_the_best_checkpoint_is_found_after_moving_the_folder(small_run, tmp_path):
