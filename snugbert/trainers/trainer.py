@@ -36,7 +36,7 @@ from snugbert.gpu.compilation import (
 )
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.storage.urls import hide_credentials, is_url
-from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints, check_optimizer
+from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints
 from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, wait_for_all
@@ -174,11 +174,11 @@ class RunTrainer(Trainer):
 
     def compare_settings(self, checkpoint: str | None) -> None:
         """Collects the settings of this run, and compares them with the settings in the checkpoint."""
-        if checkpoint is not None and self.args.max_steps > 0:
-            check_steps(checkpoint, self.args, self.args.max_steps, read_state(checkpoint).global_step)
         best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
         settings = collect_training_settings(self.args, self.model_config, (*self.compared_names, *best))
         self.run_settings.compare(checkpoint, settings)
+        if checkpoint is not None and self.args.max_steps > 0:
+            check_steps(checkpoint, self.args, self.args.max_steps, read_state(checkpoint).global_step)
 
     def train_and_save(self, checkpoint: str | None) -> dict[str, float]:
         """Trains for a command, and saves the model, the metrics and the state. Returns the metrics."""
@@ -327,12 +327,6 @@ class RunTrainer(Trainer):
         checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         with self.checkpoints.write(self.args, self.state, checkpoint, self.stop_signal.writes_whole_checkpoint):
             super()._save_checkpoint(model, None)  # the folder of the trial is in the arguments
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        # Trainer has no later hook before the first step.
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            check_optimizer(self.optimizer, checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # Checkpoints store tied weights once, so they are not missing.

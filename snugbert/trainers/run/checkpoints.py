@@ -16,7 +16,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -169,13 +168,15 @@ class RunCheckpoints(TrainerCallback):
         if waits or not is_busy or len(old) > self.limit:
             remove_checkpoints(old)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step. Locates the best checkpoint, even if the folder was renamed.
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        """Called by Trainer after loading a checkpoint. Locates the best checkpoint, even if the folder was renamed.
 
         A damaged best checkpoint is ignored, so that a later checkpoint can be the best.
         """
         output_dir = Path(args.output_dir)
         best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        if optimizer is not None:
+            check_optimizer(optimizer, output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         is_damaged = False
         if args.should_save and state.best_global_step and args.load_best_model_at_end:
             download_checkpoint(best)
@@ -267,12 +268,13 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_optimizer(optimizer: Any, checkpoint: str) -> None:
-    """Checks the shapes of a loaded optimizer state. Fused kernels would access memory out of bounds."""
+def check_optimizer(optimizer: Any, checkpoint: Path) -> None:
+    """Checks the shapes of AdamW's loaded state. Its fused kernel would access memory out of bounds."""
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        for name, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
+        for name in ("exp_avg", "exp_avg_sq"):
+            shape = getattr(optimizer.state.get(parameter, {}).get(name), "shape", parameter.shape)
+            if shape != parameter.shape:
                 raise InputError(
-                    f"{checkpoint}/optimizer.pt does not fit this run: {name} has shape {list(value.shape)}, but its "
+                    f"{checkpoint}/optimizer.pt does not fit this run: {name} has shape {list(shape)}, but its "
                     f"parameter has shape {list(parameter.shape)}. Resume from another checkpoint."
                 )
