@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from snugbert.files import step_of
@@ -25,7 +24,7 @@ from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.settled_arguments import LOWER_IS_BETTER
 from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints
 from snugbert.trainers.run.folder import check_output_dir
-from snugbert.trainers.run.processes import raise_together
+from snugbert.trainers.run.processes import ask_first_process, raise_together
 
 ADVICE = "Try longer training, another learning rate, more examples, or a larger pretrained checkpoint."
 ADVICE_WITHOUT_TRAINING = "Check that the checkpoint was fine-tuned for this task and for the same labels."
@@ -48,12 +47,13 @@ def find_start(args: FineTuningArguments) -> Start:
     """
     output_dir = Path(str(args.output_dir))
     resumes = str(args.resume_from_checkpoint).lower() == "true" and not args.overwrite_output_dir
-    results: Any = {}
-    with raise_together():
-        if args.process_index == 0 and resumes and not list_checkpoints(output_dir):
-            results = read_results(output_dir / RESULTS) if (output_dir / RESULTS).exists() else {}
-    # A run that only scores has no training.
-    (finished,) = broadcast_object_list([results if results.get("training") else None])
+
+    def read_finished() -> RunResults | None:
+        has_results = resumes and (output_dir / RESULTS).exists() and not list_checkpoints(output_dir)
+        results: Any = read_results(output_dir / RESULTS) if has_results else {}
+        return results if results.get("training") else None  # a run that only scores has no training
+
+    finished = ask_first_process(read_finished)
     return Start(finished, None if finished else check_output_dir(args))
 
 

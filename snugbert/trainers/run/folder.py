@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
@@ -32,7 +32,7 @@ from snugbert.trainers.run.checkpoints import (
     list_checkpoints,
     remove_checkpoints,
 )
-from snugbert.trainers.run.processes import raise_together, wait_for_all
+from snugbert.trainers.run.processes import ask_first_process, raise_together, wait_for_all
 
 logger = logging.getLogger(__name__)
 
@@ -139,22 +139,23 @@ def find_checkpoint(args: TrainingArguments, resume: str | bool | None) -> str |
     """
     if not resume or str(resume).lower() == "false":
         return None
-    newest = str(resume).lower() == "true"
+    newest, output_dir = str(resume).lower() == "true", Path(args.output_dir or "")
     has_other_machines = sum(gather_object([args.local_process_index == 0])) > 1
-    found = None
-    with raise_together():
-        if args.process_index == 0:
-            checkpoint = find_newest_checkpoint(Path(args.output_dir or "")) if newest else _check_named(str(resume))
-            if checkpoint is not None:
-                output = find_output(checkpoint)
-                if output is not None and has_other_machines:  # its upload may have failed before
-                    output.upload_checkpoints()
-                found = checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
-    (found,) = broadcast_object_list([found])
+
+    def find() -> tuple[str, bytes] | None:
+        checkpoint = find_newest_checkpoint(output_dir) if newest else _check_named(str(resume))
+        if checkpoint is None:
+            return None
+        output = find_output(checkpoint)
+        if output is not None and has_other_machines:  # its upload may have failed before
+            output.upload_checkpoints()
+        return checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
+
+    found = ask_first_process(find)
     if found is None:
         return None
     name, manifest = found
-    checkpoint = Path(args.output_dir or "") / name if newest else Path(str(resume))
+    checkpoint = output_dir / name if newest else Path(str(resume))
     with raise_together():
         if args.process_index > 0 and args.local_process_index == 0:  # the first process of another machine
             if find_output(checkpoint) is not None and _read_manifest(checkpoint) != manifest:

@@ -4,8 +4,9 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 from huggingface_hub import HfApi
@@ -110,6 +111,18 @@ def raise_together() -> Iterator[None]:
     answers = gather_object([None if error is None else (platform.node(), str(error))])
     for host, message in filter(None, answers):
         raise error or InputError(message if host == platform.node() else f"{host}: {message}")
+
+
+def ask_first_process(ask: Callable[[], Any]) -> Any:
+    """Returns what `ask` returns in the first process, or raises its InputError. Every process must call this."""
+    from accelerate import PartialState  # only here, because `--help` works without it
+    from accelerate.utils import broadcast_object_list
+
+    answer = None
+    with raise_together():
+        if PartialState().is_main_process:
+            answer = ask()
+    return broadcast_object_list([answer])[0]
 
 
 def explain_lost_process(error: RuntimeError) -> str | None:
