@@ -43,7 +43,6 @@ from snugbert.trainers.run.processes import move_hub_token, wait_for_all
 from snugbert.trainers.run.run_settings import (
     BEST_MODEL_SETTINGS,
     RunSettings,
-    check_steps,
     collect_training_settings,
     read_state,
 )
@@ -177,8 +176,6 @@ class RunTrainer(Trainer):
         best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
         settings = collect_training_settings(self.args, self.model_config, (*self.compared_names, *best))
         self.run_settings.compare(checkpoint, settings)
-        if checkpoint is not None and self.args.max_steps > 0:
-            check_steps(checkpoint, self.args, self.args.max_steps, read_state(checkpoint).global_step)
 
     def train_and_save(self, checkpoint: str | None) -> dict[str, float]:
         """Trains for a command, and saves the model, the metrics and the state. Returns the metrics."""

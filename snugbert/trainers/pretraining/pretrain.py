@@ -62,6 +62,7 @@ from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, lock_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
+from snugbert.trainers.run.run_settings import check_steps, collect_training_settings, read_state
 
 logger = logging.getLogger(__name__)
 
@@ -289,8 +290,10 @@ def _check_training(
     steps = args.max_steps if args.max_steps > 0 else 10**9
     trainer = PretrainingTrainer(model=model, args=args, command_settings=initial_weights)
     trainer.create_optimizer_and_scheduler(steps)
-    trainer.args.eval_strategy = training_args.eval_strategy
-    trainer.compare_settings(checkpoint)  # without data
+    if checkpoint is not None:  # the run compares again, with its data
+        trainer.run_settings.compare(checkpoint, collect_training_settings(trainer.args, trainer.model_config, ()))
+        if args.max_steps > 0:
+            check_steps(checkpoint, args, args.max_steps, read_state(checkpoint).global_step)
 
 
 @dataclass

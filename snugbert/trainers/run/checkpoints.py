@@ -176,7 +176,7 @@ class RunCheckpoints(TrainerCallback):
         output_dir = Path(args.output_dir)
         best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if optimizer is not None:
-            check_optimizer(optimizer, output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+            check_optimizer(optimizer, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         is_damaged = False
         if args.should_save and state.best_global_step and args.load_best_model_at_end:
             download_checkpoint(best)
@@ -268,7 +268,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_optimizer(optimizer: Any, checkpoint: Path) -> None:
+def check_optimizer(optimizer: Any, checkpoint: str) -> None:
     """Checks the shapes of AdamW's loaded state. Its fused kernel would access memory out of bounds."""
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         for name in ("exp_avg", "exp_avg_sq"):
