@@ -167,6 +167,12 @@ def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run,
         assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_examples_are_shown_without_the_teacher(student_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("snugbert.trainers.pretraining.pretrain.load_teacher", None)
+    assert run(student_run, output_dir=tmp_path / "run", show=1) == 0
+    assert "\n1. " in capsys.readouterr().out and not (tmp_path / "run").exists()
+
+
 def test_a_narrower_student_of_the_same_vocabulary(student_run, small_run, tmp_path):
     narrow = {"validation_file": None, "max_steps": 1, "no_nsp": "true"}
     overrides = {"config_overrides": "hidden_size=64,num_attention_heads=1"}

@@ -350,6 +350,7 @@ def bad_files(tmp_path_factory):
     ("change", "message"),
     [
         ({"lr_scheduler_kwargs": '{"a": 1}'}, "--lr_scheduler_kwargs {'a': 1}: "),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "--lr_scheduler_kwargs: One of min_lr"),
         ({"optim": "muon", "optim_args": "a=1"}, "--optim_args a=1: "),
         (
             {"phases": "8:50%,40:50%", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},

@@ -195,6 +195,21 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
+def receive_signals_as_a_worker(folder: Path) -> None:
+    stopping.start_worker(0, 1, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+        signal.raise_signal(number)
+    (folder / "alive").touch()
+    stopping.SIGTERM_SECONDS = -1  # as if time had passed
+    signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_worker_ignores_signals_of_the_stop_and_ends_with_the_run(tmp_path):
+    """At exit, multiprocessing sends SIGTERM to the workers that are left, and waits for them."""
+    assert forked.run(receive_signals_as_a_worker, tmp_path).returncode == -signal.SIGTERM
+    assert (tmp_path / "alive").exists()
+
+
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
 def test_a_signal_after_the_last_step_acts_as_before(handler, tmp_path):
     """The run is complete. A signal that the parent process ignores, as nohup does, is ignored."""
