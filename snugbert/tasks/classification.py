@@ -386,8 +386,10 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def _read_thresholds(self, config: PreTrainedConfig) -> None:
         """Uses the thresholds that a fine-tuned model stores."""
         stored = getattr(config, "thresholds", None) or {}
-        self.thresholds = {i: stored[label] for i, label in enumerate(list_labels(config)) if label in stored}
-        if len(self.thresholds) < len(stored):
+        labels = list_labels(config)
+        fitting = len(labels) if self.problem == "multi_label_classification" else 1
+        self.thresholds = {i: stored[label] for i, label in enumerate(labels) if label in stored}
+        if len(self.thresholds) < len(stored) or len(stored) not in (0, fitting):
             raise InputError(
                 f"config.json: the thresholds {stored} do not match the labels. Fix or remove `thresholds`."
             )
