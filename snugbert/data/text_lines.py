@@ -78,7 +78,8 @@ def describe_bad_data(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 ({error.reason}). Convert the file to UTF-8, for example with iconv."
     if isinstance(error, csv.Error):
-        return f"not CSV ({error}). Close each quote, and double the quotes inside a quoted cell."
+        problem = str(error).replace("'\0'", "line end")  # files with one column have no separator
+        return f"not CSV ({problem}). Close each quote, and double the quotes inside a quoted cell."
     if isinstance(error, pyarrow.ArrowException | OSError):
         return f"damaged or incomplete ({join_lines(error)}). Get a new copy of the file."
     return f"not JSON ({join_lines(error)}). {JSON_FORM}"
