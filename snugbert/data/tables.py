@@ -17,7 +17,6 @@ from datasets import ClassLabel, Dataset, IterableDataset, List
 from snugbert.data.data_arguments import OnBadText
 from snugbert.data.sources import uncompressed_name
 from snugbert.data.text_lines import (
-    JSON_FORM,
     LONGEST_LINE,
     ReadingLog,
     TextFile,
@@ -32,6 +31,10 @@ from snugbert.files import parse_json
 # Separators of CSV files, by priority. In languages with a decimal comma, spreadsheets separate columns by semicolons.
 NO_SEPARATOR = "\0"  # of a file with one column. Text has no such character
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", NO_SEPARATOR: "a NUL"}
+JSON_FORM = (
+    'Write one row per line, such as {"text": "...", "label": "..."}, or a single list of rows. In pandas: '
+    'to_json(file, orient="records", lines=True).'
+)
 csv.field_size_limit(LONGEST_LINE)  # the default is 128 kB
 # All spaces and line ends, and characters without a width: joiners, directions, soft hyphen, byte order mark.
 WITHOUT_WIDTH = (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
@@ -182,14 +185,15 @@ def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, An
     lines = ((row, line) for row, line in read_numbered_lines(file, log) if line.strip())
     for position, (row, line) in enumerate(lines):
         if position == 0 and line.lstrip().startswith("["):  # a single list of all rows
-            with explaining_bad_data(lambda: str(file)):
-                values = parse_json("".join([line, *(rest for _, rest in lines)]))
+            text = "".join([line, *(rest for _, rest in lines)])
+            with explaining_bad_data(lambda: str(file), JSON_FORM):
+                values = parse_json(text)
             yield from enumerate(values, start=1)
             return
         try:
             value = parse_json(line)
         except ValueError as error:
-            log.leave_out(file, f"row {row}", describe_bad_data(error))
+            log.leave_out(file, f"row {row}", describe_bad_data(error, JSON_FORM))
         else:
             yield row, value
 
