@@ -28,8 +28,8 @@ from snugbert.data.text_lines import (
 from snugbert.errors import InputError, format_count, list_columns
 from snugbert.files import parse_json
 
+NO_SEPARATOR = "\0"  # of CSV files with one column. Text has no such character
 # Separators of CSV files, by priority. In languages with a decimal comma, spreadsheets separate columns by semicolons.
-NO_SEPARATOR = "\0"  # of a file with one column. Text has no such character
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", NO_SEPARATOR: "a NUL"}
 JSON_FORM = (
     'Write one row per line, such as {"text": "...", "label": "..."}, or a single list of rows. In pandas: '
