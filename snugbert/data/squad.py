@@ -166,6 +166,8 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
         if not can_be_scored(questions):
             logger.warning("%s: no reference answers. Predictions are not scored.", name)
             return questions
+    elif len(unanswered) == len(questions):
+        raise InputError(f"{name}: no question has an answer. Training needs 'answers'.")
     if unanswered and not version_2:
         raise InputError(
             f"{unanswered[0].row}: question {unanswered[0].id} has no answer ({len(unanswered)} of "

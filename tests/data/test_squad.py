@@ -87,6 +87,14 @@ def test_several_files_and_limits(tmp_path):
     assert [question.id for question in questions] == ["a"]
 
 
+@pytest.mark.parametrize("version_2", [False, True])
+def test_training_needs_answers(version_2, tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(nested(ROWS[1:2])))
+    arguments = SquadDataArguments(train_file=str(tmp_path / "train.json"), version_2_with_negative=version_2)
+    with pytest.raises(InputError, match=r"train\.json: no question has an answer\. Training needs 'answers'"):
+        load_questions(arguments, ("train",))
+
+
 def test_find_answer_ignores_white_space():
     context = "In  1066\n William came "
     assert find_answer(context, "1066", 4) == (4, 8)

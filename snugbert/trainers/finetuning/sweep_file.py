@@ -1,6 +1,6 @@
 """The YAML file of `--sweep`: which flags vary, how they are searched, and the budget.
 
-docs/how-to/fine-tune.md has an example. `paper`, `fixed` and `stable` are files of the package.
+The how-to for fine-tuning has an example. `paper`, `fixed` and `stable` are files of the package.
 """
 
 import math
