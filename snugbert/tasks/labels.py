@@ -37,7 +37,8 @@ def choose_labels(
             case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
             examples, these labels are used.
         regression: True for a regression, False for a classification. None: inferred from the labels.
-        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels.
+        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. All
+            labels in the data keep the data's spelling.
     """
     if regression:
         return None
@@ -60,10 +61,12 @@ def choose_labels(
         _warn_about_similar_labels(labels)
     fold = _choose_fold(checkpoint_labels)
     ids = {fold(label): i for i, label in enumerate(checkpoint_labels)}
-    ours = {fold(label): label for label in labels}
-    if task is None and distills and ours.keys() <= ids.keys():
-        return [ours.get(fold(label), label) for label in checkpoint_labels]
-    if ours.keys() == ids.keys():
+    ours = {fold(label) for label in labels}
+    if task is None and distills and ours <= ids.keys():
+        labeled = [split for split in splits.values() if split.labeled]
+        spelling = {fold(label): label for split in labeled for label in _distinct_labels(split)}
+        return [spelling.get(fold(label), label) for label in checkpoint_labels]
+    if ours == ids.keys():
         labels.sort(key=lambda label: ids[fold(label)])
     elif task is not None and labels and train is None and not (distills or _are_default(checkpoint_labels)):
         raise InputError(

@@ -65,7 +65,7 @@ def test_a_run_writes_everything(tokenizer, tmp_path, monkeypatch):
     assert (folder / "results.json").read_bytes() == before
     # Without a training, it is not a finished run.
     fine_tune(task, arguments(tmp_path / "scored", do_eval=True))
-    with pytest.raises(InputError, match="contains a model or results, but no complete checkpoint"):
+    with pytest.raises(InputError, match="contains a run, but no complete checkpoint"):
         fine_tune(prepare_counting(tokenizer), arguments(tmp_path / "scored", resume_from_checkpoint="true"))
 
 
