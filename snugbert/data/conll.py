@@ -143,15 +143,15 @@ def read_records(
     """
     for row, values in read_rows(data):
         where = f"{source}, row {row}"
-        words = _read_column("text_column_name", [text_column or "tokens"], values, where, required=True)
-        tags = _read_column("label_column_name", tag_columns, values, where, required=labeled)
-        document = _read_column("document_column_name", document_columns, values, where, required=in_documents)
+        text, words = _read_column("text_column_name", [text_column or "tokens"], values, where, required=True)
+        label, tags = _read_column("label_column_name", tag_columns, values, where, required=labeled)
+        _, document = _read_column("document_column_name", document_columns, values, where, required=in_documents)
         if not _are_texts(words):
-            raise InputError(f"{where}: expected a list of words, found {words!r:.60}. {FORM}")
+            raise InputError(f"{where}: expected a list of words in column {text!r}, found {words!r:.60}. {FORM}")
         if (labeled or tags is not None) and not (_are_texts(tags) and len(tags) == len(words)):
             raise InputError(
-                f"{where}: expected {len(words)} tags, one per word, found {tags!r:.60}. Tags are texts, or class ids "
-                f"of a dataset. {FORM}"
+                f"{where}: expected {format_count(len(words), 'tag')}, one per word, in column {label!r}, found "
+                f"{tags!r:.60}. Tags are texts, or class ids of a dataset. {FORM}"
             )
         yield Sentence(words, tags, row, document)
 
@@ -160,15 +160,17 @@ def _are_texts(values: Any) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def _read_column(flag: str, names: Sequence[str], values: Mapping[str, Any], where: str, required: bool) -> Any:
-    """Returns the value of the first of `names` that is a column of the row. None: the row has none of them."""
+def _read_column(
+    flag: str, names: Sequence[str], values: Mapping[str, Any], where: str, required: bool
+) -> tuple[str | None, Any]:
+    """Returns the first of `names` that is a column of the row, and its value. None: the row has none of them."""
     column = next((name for name in names if name in values), None)
     if column is not None:
-        return values[column]
+        return column, values[column]
     if required:
         expected = " or ".join(map(repr, names))
         raise InputError(f"{where}: no column {expected}. {list_columns(values)} Set --{flag}. {FORM}")
-    return None
+    return None, None
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -92,8 +92,8 @@ def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
     for place, language in single:
         if primary_language(language) != primary_language(single[0][1]):
             raise InputError(
-                f"{' '.join(single[0])}: the language of {place} is {language}. Remove the wrong one: the flag, "
-                '"language" in the tokenizer_config.json, the language of the checkpoint (--config_overrides '
-                "language=CODE), or the prepared corpus."
+                f"the language is {single[0][1]} in {single[0][0]}, but {language} in {place}. Change one: the flag "
+                '--language, "language" in the tokenizer_config.json, the language of the checkpoint '
+                "(--config_overrides language=CODE), or the prepared corpus."
             )
     return given or next((language for _, language in [*single, *known]), None)

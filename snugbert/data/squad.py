@@ -59,43 +59,41 @@ def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> 
 
 def _read_rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the location of each question, for messages, and its values in the flat form."""
-    articles = _read_articles(source) if isinstance(source, Path) else None
-    if articles is None:
+    content = _read_object(source) if isinstance(source, Path) else None
+    if content is None:
         rows = read_json_rows(source) if isinstance(source, Path) else read_rows(source)
         yield from ((f"{name}, row {row}", values) for row, values in rows)
-        return
-    for i, article in enumerate(articles):
-        where = f"{name}, data[{i}]"
-        try:
-            yield from _flatten(article, where)
-        except (KeyError, TypeError) as error:
-            message = f"{where}: not in SQuAD's format ({error!r}). Expected the lists 'paragraphs' and 'qas'."
-            raise InputError(message) from error
+    elif not isinstance(content.get("data"), list):
+        yield f"{name}, row 1", content
+    else:
+        for article_where, article in _read_list(content, "data", f"{name}, "):
+            if "paragraphs" not in article:  # flat, the format of run_qa.py
+                yield article_where, article
+                continue
+            for paragraph_where, paragraph in _read_list(article, "paragraphs", f"{article_where}."):
+                for where, question in _read_list(paragraph, "qas", f"{paragraph_where}."):
+                    yield where, {"context": paragraph.get("context"), **question}
 
 
-def _read_articles(file: Path) -> list[Any] | None:
-    """Returns the list under "data". None: the file has JSON lines or a list of rows."""
+def _read_object(file: Path) -> dict[str, Any] | None:
+    """Reads a JSON file with a single object. None: the file has JSON lines or a list of rows."""
     text = "".join(read_text_lines(file)).strip()
-    with explaining_bad_data(lambda: str(file)):
+    with explaining_bad_data(lambda: str(file), "Expected SQuAD's JSON or JSON lines."):
         try:
             content = parse_json(text or "null")
         except json.JSONDecodeError as error:
             if error.msg != "Extra data":  # JSON lines
                 raise
             return None
-    articles = content.get("data") if isinstance(content, dict) else None
-    return articles if isinstance(articles, list) else None
+    return content if isinstance(content, dict) else None
 
 
-def _flatten(article: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns the questions of an article. An article may be a flat question, the format of run_qa.py."""
-    if "paragraphs" not in article:
-        return [(where, {**article})]
-    return [
-        (f"{where}.paragraphs[{j}].qas[{k}]", {"context": paragraph["context"], **question})
-        for j, paragraph in enumerate(article["paragraphs"])
-        for k, question in enumerate(paragraph["qas"])
-    ]
+def _read_list(values: Mapping[str, Any], name: str, prefix: str) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the objects in a list of SQuAD's format, and their places, which begin with `prefix`."""
+    objects = values.get(name)
+    if not isinstance(objects, list) or not all(isinstance(each, dict) for each in objects):
+        raise InputError(f"{prefix}{name}: expected a list of objects, as in SQuAD's format. Found: {objects!r:.60}.")
+    return [(f"{prefix}{name}[{index}]", each) for index, each in enumerate(objects)]
 
 
 def _make_question(values: Mapping[str, Any], source: str, where: str, number: int) -> Question:
@@ -166,6 +164,8 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
         if not can_be_scored(questions):
             logger.warning("%s: no reference answers. Predictions are not scored.", name)
             return questions
+    elif len(unanswered) == len(questions):
+        raise InputError(f"{name}: no question has an answer. Training needs 'answers'.")
     if unanswered and not version_2:
         raise InputError(
             f"{unanswered[0].row}: question {unanswered[0].id} has no answer ({len(unanswered)} of "

@@ -17,7 +17,6 @@ from datasets import ClassLabel, Dataset, IterableDataset, List
 from snugbert.data.data_arguments import OnBadText
 from snugbert.data.sources import uncompressed_name
 from snugbert.data.text_lines import (
-    JSON_FORM,
     LONGEST_LINE,
     ReadingLog,
     TextFile,
@@ -29,8 +28,13 @@ from snugbert.data.text_lines import (
 from snugbert.errors import InputError, format_count, list_columns
 from snugbert.files import parse_json
 
+NO_SEPARATOR = "\0"  # of CSV files with one column. Text has no such character
 # Separators of CSV files, by priority. In languages with a decimal comma, spreadsheets separate columns by semicolons.
-SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", NO_SEPARATOR: "a NUL"}
+JSON_FORM = (
+    'Write one row per line, such as {"text": "...", "label": "..."}, or a single list of rows. In pandas: '
+    'to_json(file, orient="records", lines=True).'
+)
 csv.field_size_limit(LONGEST_LINE)  # the default is 128 kB
 # All spaces and line ends, and characters without a width: joiners, directions, soft hyphen, byte order mark.
 WITHOUT_WIDTH = (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
@@ -45,8 +49,8 @@ def read_rows(
     """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
 
     TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. The separator of a CSV
-    file is the first of comma, semicolon and tab that occurs in the first line. JSON files contain one object per
-    line, or a single list of objects.
+    file is the first of comma, semicolon and tab that occurs in the first line. Without a separator, there is one
+    column. JSON files contain one object per line, or a single list of objects.
 
     `headerless_columns` are the columns of a TSV or CSV file without a header. The file has a header if its first row
     contains the last of these names, or if none are given. `log` handles bad rows. By default, they raise an error,
@@ -143,13 +147,16 @@ def check_header(source: Path | str, header: Sequence[str]) -> None:
 def find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
     """Returns the separator of a CSV file. Bytes that are not UTF-8 are an error unless `on_bad_text` is "replace"."""
     log = ReadingLog("replace" if on_bad_text == "replace" else None)
-    return choose_separator(next(read_text_lines(file, log), ""))
+    lines = (line.rstrip("\r\n") for line in read_text_lines(file, log))
+    return choose_separator(next(filter(None, lines), ""))
 
 
 def choose_separator(first: str) -> str:
-    """Returns the separator of a CSV file with this first line."""
+    """Returns the separator of a CSV file with this first line, or `NO_SEPARATOR` if the line has one column."""
     unquoted = re.sub(r'"[^"]*"', "", first)
-    return next((separator for separator in SEPARATORS if separator in unquoted), ",")
+    # After an open quote, the first row continues in the next line.
+    default = "," if '"' in unquoted else NO_SEPARATOR
+    return next((separator for separator in SEPARATORS if separator in unquoted), default)
 
 
 def _read_cells(
@@ -178,14 +185,15 @@ def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, An
     lines = ((row, line) for row, line in read_numbered_lines(file, log) if line.strip())
     for position, (row, line) in enumerate(lines):
         if position == 0 and line.lstrip().startswith("["):  # a single list of all rows
-            with explaining_bad_data(lambda: str(file)):
-                values = parse_json("".join([line, *(rest for _, rest in lines)]))
+            text = "".join([line, *(rest for _, rest in lines)])
+            with explaining_bad_data(lambda: str(file), JSON_FORM):
+                values = parse_json(text)
             yield from enumerate(values, start=1)
             return
         try:
             value = parse_json(line)
         except ValueError as error:
-            log.leave_out(file, f"row {row}", describe_bad_data(error))
+            log.leave_out(file, f"row {row}", describe_bad_data(error, JSON_FORM))
         else:
             yield row, value
 

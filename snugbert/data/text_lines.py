@@ -23,10 +23,6 @@ from snugbert.storage.urls import hide_credentials, open_file
 LONGEST_LINE = 2**26
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-JSON_FORM = (
-    'Write one row per line, such as {"text": "...", "label": "..."}, or a single list of rows. In pandas: '
-    'to_json(file, orient="records", lines=True).'
-)
 
 
 @dataclass(frozen=True)
@@ -71,28 +67,37 @@ def measure_file(file: TextFile) -> int:
 # --- bad text ---------------------------------------------------------------------------------------------------
 
 
-def describe_bad_data(error: Exception) -> str:
-    """Says what a library found in bad data, and what to do. Errors of the operating system are raised again."""
+def describe_bad_data(error: Exception, json_form: str = "") -> str:
+    """Says what a library found in bad data, and what to do. Raises errors with other causes again.
+
+    `json_form` is what to write into a file whose JSON was parsed. Empty: no JSON was parsed.
+    """
     if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
         raise error
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 ({error.reason}). Convert the file to UTF-8, for example with iconv."
     if isinstance(error, csv.Error):
-        return f"not CSV ({error}). Close each quote, and double the quotes inside a quoted cell."
+        problem = str(error).replace("'\0'", "line end")  # files with one column have no separator
+        return f"not CSV ({problem}). Close each quote, and double the quotes inside a quoted cell."
     if isinstance(error, pyarrow.ArrowException | OSError):
         return f"damaged or incomplete ({join_lines(error)}). Get a new copy of the file."
-    return f"not JSON ({join_lines(error)}). {JSON_FORM}"
+    if json_form:
+        return f"not JSON ({join_lines(error)}). {json_form}"
+    raise error
 
 
 @contextmanager
-def explaining_bad_data(place: Callable[[], str]) -> Iterator[None]:
-    """Turns a library's error about data into an [`InputError`]. `place` returns the file, and the line or row."""
+def explaining_bad_data(place: Callable[[], str], json_form: str = "") -> Iterator[None]:
+    """Turns a library's error about data into an [`InputError`], see [`describe_bad_data`].
+
+    `place` returns the file, and the line or row.
+    """
     try:
         yield
     except InputError:
         raise
     except (ValueError, csv.Error, pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{place()}: {describe_bad_data(error)}") from error
+        raise InputError(f"{place()}: {describe_bad_data(error, json_form)}") from error
 
 
 class ReadingLog:

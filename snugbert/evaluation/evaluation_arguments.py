@@ -23,6 +23,13 @@ class EvaluatedModelArguments(ModelArguments):
 
     bf16: bool = argument(False, "Compute in bfloat16 (autocast): faster, but the scores are less exact.")
 
+    def __post_init__(self):
+        if self.model_name_or_path is not None and self.config_name is not None:
+            raise InputError(
+                "--config_name (random weights) cannot be combined with --model_name_or_path. Remove one."
+            )
+        super().__post_init__()
+
 
 @dataclass
 class PairsArguments:

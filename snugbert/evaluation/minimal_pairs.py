@@ -49,9 +49,9 @@ def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list
         for row, values in _read_rows(file):
             good = _read_sentence(file, row, values, "good", good_column)
             bad = _read_sentence(file, row, values, "bad", bad_column)
-            paradigm = str(values.get(PARADIGM) or name)
-            phenomenon = str(values.get(PHENOMENON) or paradigm)
-            pairs.append(MinimalPair(good, bad, paradigm, phenomenon, values.get(FIELD) or None, file, row))
+            paradigm, phenomenon, field = (_read_label(values, column) for column in (PARADIGM, PHENOMENON, FIELD))
+            paradigm = paradigm or name
+            pairs.append(MinimalPair(good, bad, paradigm, phenomenon or paradigm, field, file, row))
         if len(pairs) == count:
             raise InputError(f"{file}: no pairs.")
     return pairs
@@ -84,6 +84,12 @@ def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, colu
             f"--{flag}_column_name, or remove the row."
         )
     return sentence
+
+
+def _read_label(values: dict[str, Any], column: str) -> str | None:
+    """Returns the text of an optional column. None: the column is missing or empty."""
+    value = values.get(column)
+    return None if value in (None, "") else str(value)
 
 
 def score_pairs(

@@ -21,7 +21,7 @@ from snugbert.data.conll import (
     split_cells,
     tag_lines,
 )
-from snugbert.data.tables import choose_separator, find_separator, read_rows
+from snugbert.data.tables import NO_SEPARATOR, choose_separator, find_separator, read_rows
 from snugbert.data.text_lines import ReadingLog, find_encoding, read_numbered_lines
 from snugbert.files import dump_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
@@ -57,7 +57,8 @@ class TableFormat(Format):
     def __init__(self, args: PredictionArguments):
         super().__init__(args)
         self.is_csv = Path(str(args.output_file)).suffix == ".csv"
-        self.separator = find_separator(self.source, args.on_bad_text) if self.is_csv else "\t"
+        separator = find_separator(self.source, args.on_bad_text) if self.is_csv else "\t"
+        self.separator = "," if separator == NO_SEPARATOR else separator
 
     def write_head(self, row: Values) -> str:
         """Returns the header. Names are quoted if they contain another separator."""

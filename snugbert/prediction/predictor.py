@@ -162,7 +162,7 @@ class Predictor:
 
     def describe_truncation(self) -> str | None:
         """See [`Task`]."""
-        return self.task.describe_truncation()
+        return self.task.describe_truncation(self.columns)
 
     def run(self, features: Features) -> Logits:
         """Returns the logits of model inputs, in the form that tasks decode."""

@@ -291,8 +291,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
-    def describe_truncation(self) -> str | None:
-        """Returns a sentence about the texts that were longer than `max_length`. None if no text was longer."""
+    def describe_truncation(self, columns: Sequence[str]) -> str | None:
+        """Returns a sentence about the texts of `columns` that were longer than `max_length`. None: none was."""
         return None
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:

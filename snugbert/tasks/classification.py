@@ -306,7 +306,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             lengths = np.array([number, (cut > 0).sum(), (kept + cut)[cut > 0].sum(), cut.sum()])
             self.lengths += lengths
             if split.source:  # not for rows to predict, which are encoded in many calls
-                logger.info("%s: %s", split.name, self._describe_lengths(lengths))
+                logger.info("%s: %s", split.name, self._describe_lengths(lengths, len(texts) > 1))
         elif len(texts) > 1:
             raise InputError(
                 "--doc_stride: pairs of texts cannot be cut into windows. Join the texts of each pair, or choose one "
@@ -326,19 +326,21 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             columns["label"] = pa.chunked_array([pa.array(split.references.tolist())])
         return Features(Dataset(pa.table(columns)))
 
-    def describe_truncation(self) -> str | None:
+    def describe_truncation(self, columns: Sequence[str]) -> str | None:
         """See [`Task`]."""
-        return self._describe_lengths(self.lengths) if self.lengths[1] else None
+        return self._describe_lengths(self.lengths, len(columns) > 1) if self.lengths[1] else None
 
-    def _describe_lengths(self, lengths: np.ndarray) -> str:
+    def _describe_lengths(self, lengths: np.ndarray, are_pairs: bool) -> str:
         """Describes how much of the texts was cut. `lengths` is as in [`Task`]."""
         texts, long, tokens, cut = lengths.tolist()
         if not long:
             return f"no text has more than {self.max_length} tokens (--max_seq_length)"
+        remedies = ["increase --max_seq_length"] if self.max_length < self.tokenizer.model_max_length else []
+        remedies += [] if are_pairs else ["train with --doc_stride, which reads whole texts"]
+        advice = f". To keep more, {', or '.join(remedies)}" if remedies else ""
         return (
             f"{long:,} of {format_count(texts, 'text')} ({long / texts:.1%}) are longer than {self.max_length} tokens "
-            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut. To keep more, increase --max_seq_length "
-            "or train on single texts with --doc_stride, which reads whole texts"
+            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut{advice}"
         )
 
     def decode(self, logits: Logits, split: TextSplit, features: Features) -> TextAnswers:
@@ -386,8 +388,10 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def _read_thresholds(self, config: PreTrainedConfig) -> None:
         """Uses the thresholds that a fine-tuned model stores."""
         stored = getattr(config, "thresholds", None) or {}
-        self.thresholds = {i: stored[label] for i, label in enumerate(list_labels(config)) if label in stored}
-        if len(self.thresholds) < len(stored):
+        labels = list_labels(config)
+        fitting = len(labels) if self.problem == "multi_label_classification" else 1
+        self.thresholds = {i: stored[label] for i, label in enumerate(labels) if label in stored}
+        if len(self.thresholds) < len(stored) or len(stored) not in (0, fitting):
             raise InputError(
                 f"config.json: the thresholds {stored} do not match the labels. Fix or remove `thresholds`."
             )

@@ -50,12 +50,14 @@ LONGEST_CATEGORY = 40  # characters
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 ZEROS, ONES = ("0", "0.0", "False", "false"), ("1", "1.0", "True", "true")  # elements of a label vector
-# Tuples, sets, dictionaries and calls, such as array(['joy']). "(other)" and "{x}" are names.
-OTHER_VALUE = re.compile(r"""[\w.]*[\[({].*[,'"].*[\])}]""", re.DOTALL)
-NEIGHBORS = re.compile(r"""['"]\s+['"]""")  # in NumPy's arrays of text. Python would join the texts
-FORMS = (
-    'a name, a list of different names, such as ["joy", "love"], or a vector of 0 and 1 that is as long as all others'
+# A list in a cell, as Python writes lists. Without commas, as in NumPy's arrays, Python would join the texts.
+ELEMENT = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{NUMBER.pattern}|True|False"""
+LIST = re.compile(rf"\[\s*(?:{ELEMENT})(?:\s*,\s*(?:{ELEMENT}))*\s*\]")
+# Other Python values: calls such as array(['joy']), tuples, sets and dictionaries. "(other)" and "{x}" are names.
+OTHER_VALUE = re.compile(
+    rf"""[\w.]+\(\s*[\[({{].*\)|set\(\)|\{{\s*['"].*\}}|[({{]\s*(?:{ELEMENT})\s*[,:].*[)}}]""", re.DOTALL
 )
+FORMS = 'a name without brackets, a list of different names, such as ["joy", "love"], or a vector of 0 and 1'
 
 
 @dataclass
@@ -71,6 +73,7 @@ class TextSplit:
     rows: list[int] = field(default_factory=list)  # in the source, for messages
     values: list[dict[str, object]] = field(default_factory=list)  # all columns but the label. Empty in training
     class_names: tuple[str, ...] = ()  # of a dataset, by id; LABEL_0, LABEL_1 and so on for label vectors
+    are_vectors: bool = False  # whether labels were vectors, see [`name_vectors`]
     split_in_dataset: str | None = None
     limit: int | None = None  # maximum number of examples to use. The labels of all examples are collected
     multi_label: bool = False
@@ -337,7 +340,7 @@ def _read_list(text: str, where: str) -> list[Any] | None:
         with suppress(ValueError):
             return parse_json(text)
         with suppress(ValueError, SyntaxError):
-            if not NEIGHBORS.search(text):
+            if LIST.fullmatch(text):
                 return ast.literal_eval(text)
         raise _explain_label(text, where)
     if OTHER_VALUE.fullmatch(text):
@@ -345,12 +348,12 @@ def _read_list(text: str, where: str) -> list[Any] | None:
     return None
 
 
-def _explain_label(label: object, where: str) -> InputError:
-    return InputError(f"{where}: the label {repr(label)[:50]} cannot be read. Expected {FORMS}.")
+def _explain_label(label: object, where: str, expected: str = FORMS) -> InputError:
+    return InputError(f"{where}: the label {repr(label)[:50]} cannot be read. Expected {expected}.")
 
 
 def name_vectors(splits: Iterable[TextSplit]) -> None:
-    """Converts label vectors to lists of the names LABEL_0, LABEL_1 and so on, and sets `class_names`.
+    """Converts label vectors to lists of their `class_names`: LABEL_0, LABEL_1 and so on. Sets `are_vectors`.
 
     The first split with lists of labels decides. The lists are vectors if all elements are 0 or 1, and at least one
     list has several elements. The first list that is not empty sets the size. Ids of known classes are not vectors.
@@ -363,8 +366,10 @@ def name_vectors(splits: Iterable[TextSplit]) -> None:
             size = len(lists[0]) if are_vectors else 0
         for row, label in zip(split.rows, split.labels, strict=True):
             if isinstance(label, list) and not (_is_vector(label, size) if size else _has_names(label)):
-                raise _explain_label(label, f"{split.source}, row {row}")
+                vector = f"a vector of {size} elements, each 0 or 1, as in the first labels"
+                raise _explain_label(label, f"{split.source}, row {row}", vector if size else FORMS)
         if size and split.multi_label:
+            split.are_vectors = True
             names = split.class_names = tuple(f"LABEL_{i}" for i in range(size))
             split.labels = [
                 None if label is None else [name for name, bit in zip(names, label, strict=True) if bit in ONES]

@@ -37,7 +37,8 @@ def choose_labels(
             case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
             examples, these labels are used.
         regression: True for a regression, False for a classification. None: inferred from the labels.
-        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels.
+        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. All
+            labels in the data keep the data's spelling.
     """
     if regression:
         return None
@@ -50,7 +51,7 @@ def choose_labels(
         labels = list(checkpoint_labels)
     elif train.class_names:
         labels = list(dict.fromkeys(train.class_names))
-        if _are_vectors(train) and len(checkpoint_labels) == len(labels):
+        if train.are_vectors and len(checkpoint_labels) == len(labels):
             return list(checkpoint_labels)
     elif regression is None and _are_numbers(train):
         return None
@@ -60,10 +61,12 @@ def choose_labels(
         _warn_about_similar_labels(labels)
     fold = _choose_fold(checkpoint_labels)
     ids = {fold(label): i for i, label in enumerate(checkpoint_labels)}
-    ours = {fold(label): label for label in labels}
-    if task is None and distills and ours.keys() <= ids.keys():
-        return [ours.get(fold(label), label) for label in checkpoint_labels]
-    if ours.keys() == ids.keys():
+    ours = {fold(label) for label in labels}
+    if task is None and distills and ours <= ids.keys():
+        labeled = [split for split in splits.values() if split.labeled]
+        spelling = {fold(label): label for split in labeled for label in _distinct_labels(split)}
+        return [spelling.get(fold(label), label) for label in checkpoint_labels]
+    if ours == ids.keys():
         labels.sort(key=lambda label: ids[fold(label)])
     elif task is not None and labels and train is None and not (distills or _are_default(checkpoint_labels)):
         raise InputError(
@@ -147,14 +150,24 @@ def encode_labels(
     """
     if split.multi_label and not labels:
         raise InputError(f"{split.source} has lists of labels. Expected one number per example.")
-    ids = _find_ids(split, labels or [])
-    expected = f"one of {shorten(labels)}" if labels else "a finite number"
-    advice = "Choose the model that was trained on these labels, or rename" if from_checkpoint else "Fix or remove"
+    labels, size = labels or [], len(split.class_names)
+    if split.are_vectors and size != len(labels):
+        raise InputError(
+            f"{split.source}: the labels are vectors of {size} elements, but the model has {len(labels)} labels. "
+            "Choose the model that was trained on these labels."
+        )
+    ids = _find_ids(split, labels)
+    advice = "Fix or remove the row."
+    if from_checkpoint:
+        advice = "Choose the model that was trained on these labels, or change the labels."
     for row, value in zip(split.rows, split.labels, strict=True):
+        where = f"{split.source}, row {row}"
         for label in value if split.multi_label else [value]:
-            if not (label in ids if labels else NUMBER.fullmatch(label) and math.isfinite(float(label))):
+            if labels and label not in ids:
+                raise InputError(f"{where}: unknown label {label[:50]!r}. Expected one of {shorten(labels)}. {advice}")
+            if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):
                 raise InputError(
-                    f"{split.source}, row {row}: unknown label {label[:50]!r}. Expected {expected}. {advice} it."
+                    f"{where}: the model predicts numbers, and {label[:50]!r} is not a finite number. {advice}"
                 )
     if not labels:
         return [float(value) for value in split.labels]
@@ -170,17 +183,13 @@ def _find_ids(split: TextSplit, labels: Sequence[str]) -> dict[str, int]:
     If no two `labels` differ only in case and spaces, these do not matter, and LABEL_1 is 1. If `labels` are only ids,
     they are the ids of the dataset's class names. The elements of label vectors are ids of `labels`.
     """
+    class_ids = {name: i for i, name in enumerate(split.class_names)}
+    if split.are_vectors:
+        return class_ids
     fold = _choose_fold(labels)
     ids = {fold(label): i for i, label in enumerate(labels)}
     found = {label: ids[fold(label)] for label in _distinct_labels(split) if fold(label) in ids}
-    if (_are_default(labels) or _are_vectors(split)) and len(split.class_names) == len(labels):
-        found = {name: i for i, name in enumerate(split.class_names)} | found
-    return found
-
-
-def _are_vectors(split: TextSplit) -> bool:
-    """Whether the labels were vectors, see [`name_vectors`]."""
-    return split.class_names[:1] == ("LABEL_0",)
+    return class_ids | found if _are_default(labels) and len(split.class_names) == len(labels) else found
 
 
 def choose_problem(

@@ -60,7 +60,7 @@ class ChoiceSplit:
     source: str
     examples: list[Example]
     references: np.ndarray | None = None  # the correct choices, counted from 0, (N,). None: not labeled
-    others: list[dict[str, Any]] = field(default_factory=list)  # values of each row besides texts and label
+    others: list[dict[str, Any]] = field(default_factory=list)  # other columns of each row. Empty in training
 
     @property
     def labeled(self) -> bool:
@@ -139,7 +139,8 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
                     continue
             split.examples.append(example)
             labels.append(label)
-            split.others.append({key: values[key] for key in values if key not in (*columns, "label")})
+            if name not in ("train", "unlabeled"):
+                split.others.append({key: values[key] for key in values if key not in (*columns, "label")})
         if name != "unlabeled":
             number = len(labels) + len(missing) * needed
             report_missing_labels(source, "label", missing, number, self.args.on_missing_label if needed else None)

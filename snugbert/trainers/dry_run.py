@@ -44,11 +44,13 @@ def run_dry(
     checkpoint: str | None,
     evaluation_sets: Sequence[Any],
     runs: int = 1,
+    budget: float = math.inf,
 ) -> float:
     """Takes a few steps of each part of a run, prints the plan, and returns the expected seconds of all `runs`.
 
     Every process must call this. The time to start and to read the data is not included. The `parts` make the trainers
     of consecutive steps. The `evaluation_sets` are evaluated at the end, and the trainer's own also during training.
+    After `budget` seconds, no run starts.
     """
     done = 0 if checkpoint is None else step_of(Path(checkpoint))
     rows, training, evaluation, evaluations = {}, 0.0, 0.0, 0
@@ -78,8 +80,9 @@ def run_dry(
         "evaluation"
     )
     if runs != 1:
-        total *= runs
-        rows["runs"] = f"{runs}, about {format_duration(total)} if all are as long as this one"
+        total = min(runs * total, budget + total)
+        number = runs if budget == math.inf else f"at most {runs}"
+        rows["runs"] = f"{number}, about {format_duration(total)} if all are as long as this one"
     if PartialState().is_main_process:
         print(f"\ndry run: all checks passed. Nothing was trained, and {args.output_dir} is unchanged.\n")
         for name, text in rows.items():

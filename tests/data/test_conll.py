@@ -173,11 +173,14 @@ def test_bad_files(text, message, tmp_path):
         ),
         ([{"text": "a", "tags": ["O"]}], "row 1: no column 'tokens'. Columns: 'text', 'tags'. Set --text_column_name"),
         ([{"text": "a", "entities": []}], r"Set --text_column_name\. .* Character spans are not read"),
-        ([{"tokens": "a b", "tags": ["O"]}], "row 1: expected a list of words, found 'a b'"),
-        ([{"tokens": ["a", "b"], "tags": ["O"]}], r"row 1: expected 2 tags, one per word, found \['O'\]"),
+        ([{"tokens": "a b", "tags": ["O"]}], "row 1: expected a list of words in column 'tokens', found 'a b'"),
+        (
+            [{"tokens": ["a", "b"], "tags": ["O"]}],
+            r"row 1: expected 2 tags, one per word, in column 'tags', found \['O'\]",
+        ),
         (
             [{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": None}],
-            "row 2: expected 1 tags, one per word, found None",
+            "row 2: expected 1 tag, one per word, in column 'tags', found None",
         ),
         ([{"tokens": ["a"], "tags": [[0, 1, "X"]]}], r"found \[\[0, 1, 'X'\]\]\. Tags are texts, or"),
         ([{"tokens": ["a"], "tags": [3]}], r"row 1: .* found \[3\]\. Tags are texts, or class ids of a dataset"),

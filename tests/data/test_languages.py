@@ -44,10 +44,10 @@ def test_a_region_has_the_rules_of_its_language(code, number):
         (None, ["zh-hans", "zh"], "zh-hans"),
         ("de", ["mul"], "de"),  # neither do several languages
         (None, ["mul", "de"], "de"),
-        ("de", [None, "en"], "--language de: the language of the file 1 is en. Remove the wrong one: the flag, "),
-        ("mul", ["de"], "--language mul: the language of the file 0 is de. "),
-        ("de", ["de", "fr"], "--language de: the language of the file 1 is fr. "),
-        (None, ["de", "en"], "the file 0 de: the language of the file 1 is en. "),
+        ("de", [None, "en"], "the language is de in --language, but en in the file 1. Change one: the flag "),
+        ("mul", ["de"], "the language is mul in --language, but de in the file 0. "),
+        ("de", ["de", "fr"], "the language is de in --language, but fr in the file 1. "),
+        (None, ["de", "en"], "the language is de in the file 0, but en in the file 1. "),
     ],
 )
 def test_a_contradiction_names_both(given, stored, chosen):
@@ -141,7 +141,7 @@ def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkp
         (["evaluate", "--model_name_or_path", "pretrained", *held_out, *short], "the checkpoint pretrained"),
     ):
         error = command(*arguments, "--language", "fr", status=2)
-        assert f"--language fr: the language of {place}" in error and " is de. Remove the " in error
+        assert f"the language is fr in --language, but de in {place}" in error and "Change one: the flag" in error
     change = ["--language", "fr", "--config_overrides", "language=fr"]
     command("pretrain", "--model_name_or_path", "pretrained", *text, *run, "french", *change)
     for name in ("config.json", "tokenizer_config.json"):

@@ -75,6 +75,13 @@ def test_every_format_gives_the_same_questions(tmp_path):
         ]
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_file_with_one_question(tmp_path, indent):
+    (tmp_path / "one.json").write_text(json.dumps(flat(ROWS[0]), indent=indent))
+    (question,) = load_questions(SquadDataArguments(train_file=[str(tmp_path / "one.json")]), None)["train"]
+    assert (question.id, question.row) == ("a", f"{tmp_path / 'one.json'}, row 1")
+
+
 def test_several_files_and_limits(tmp_path):
     for name, rows in (("1.json", ROWS[:2]), ("2.json", ROWS[2:])):
         (tmp_path / name).write_text(json.dumps(nested(rows)))
@@ -85,6 +92,14 @@ def test_several_files_and_limits(tmp_path):
     # Only questions within the limit are checked: the question without an answer is beyond it.
     questions = load_questions(SquadDataArguments(train_file=files, max_train_samples=1), ("train",))["train"]
     assert [question.id for question in questions] == ["a"]
+
+
+@pytest.mark.parametrize("version_2", [False, True])
+def test_training_needs_answers(version_2, tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(nested(ROWS[1:2])))
+    arguments = SquadDataArguments(train_file=str(tmp_path / "train.json"), version_2_with_negative=version_2)
+    with pytest.raises(InputError, match=r"train\.json: no question has an answer\. Training needs 'answers'"):
+        load_questions(arguments, ("train",))
 
 
 def test_find_answer_ignores_white_space():
@@ -108,7 +123,7 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
         ("", "dev.json: no questions"),
         ('{"data": []}', "dev.json: no questions"),
         ("id,question\n", "dev.json: not JSON"),
-        ('{"data": [', "dev.json: not JSON"),
+        ('{"data": [', r"dev.json: not JSON \(.*\)\. Expected SQuAD's JSON or JSON lines\.$"),
         (f"{json.dumps(QA)}\n{{", "dev.json, row 2: not JSON"),
         (f"{json.dumps(QA)}\n3", "dev.json, row 2: expected a JSON object, found a int"),
         ({**QA, "context": None}, "row 1: 'context' must be text. Expected id, question, context, answers. Found: "),
@@ -123,9 +138,15 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
         ([QA, QA], "row 1: another question has the same id, 1"),
         ([QA, {**QA, "id": "2", "answers": None}], "question 2 has no answer .* Set --version_2_with_negative"),
         ([QA, {**QA, "id": "2", "answers": [{"text": " ", "answer_start": 0}]}], "row 2: question 2 has no answer"),
-        ({"data": [{"paragraphs": {}}]}, "dev.json: no questions"),
-        ({"data": [{"paragraphs": [{"questions": []}]}]}, r"data\[0\]: not in SQuAD's format .*'qas'.* Expected"),
-        ({"data": ["who"]}, r"data\[0\]: not in SQuAD's format"),
+        (
+            {"data": [{"paragraphs": {}}]},
+            r"dev.json, data\[0\]\.paragraphs: expected a list of objects, .* Found: \{\}",
+        ),
+        ({"data": [{"paragraphs": [{"questions": []}]}]}, r"data\[0\]\.paragraphs\[0\]\.qas: .* Found: None"),
+        ({"data": [{"paragraphs": [{"context": "a", "qas": {}}]}]}, r"data\[0\]\.paragraphs\[0\]\.qas: .*: \{\}"),
+        ({"data": [{"paragraphs": [{"qas": ["who"]}]}]}, r"paragraphs\[0\]\.qas: .* Found: \['who'\]"),
+        ({"data": [{"paragraphs": [{"qas": [{"question": "who"}]}]}]}, r"qas\[0\]: 'context' must be text"),
+        ({"data": ["who"]}, r"dev.json, data: expected a list of objects, .* Found: \['who'\]"),
     ],
 )
 def test_bad_files(content, message, tmp_path):

@@ -55,11 +55,19 @@ def test_a_comma_in_the_header_separates_unless_it_is_quoted(tmp_path):
         list(read_rows(tmp_path / "a.csv"))
 
 
+@pytest.mark.parametrize("header", ["a", '"a"', '"a, b"', "\na"])
+def test_a_header_without_separator_is_one_column(tmp_path, header):
+    (tmp_path / "a.csv").write_text(header + '\nGood, nice; "x"\n\n"Two\nlines, ""y"""\n')
+    cells = ['Good, nice; "x"', 'Two\nlines, "y"']
+    first = 2 + header.count("\n")
+    expected = [(first, cells[0]), (first + 2, cells[1])]
+    assert [(row, *values.values()) for row, values in read_rows(tmp_path / "a.csv")] == expected
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a\nGood, nice\n", r"row 2: expected 1 column, found 2\. The separator is a comma\."),
-        ('a\n"b" c\n', r"row 2: not CSV \(.*\)\. Close each quote, and double the quotes inside a quoted cell\.$"),
+        ('a\n"b" c\n', r"row 2: not CSV \(line end expected after '\"'\)\. Close each quote, and double the quotes"),
         ('a\nb\n"c\nd\n', r"row 3: not CSV \(unexpected end of data\)"),
         ("a,b\n1\n", r"row 2: expected 2 columns, found 1"),
         ("a,b\n1,2\n1,2,3\n", r"row 3: expected 2 columns, found 3"),
@@ -112,6 +120,13 @@ def test_class_labels_of_a_dataset_become_names():
     rows = read_rows(Dataset.from_dict(columns, features=features))
     expected = [(1, "yes", ["no", "yes"]), (2, "no", []), (3, None, None)]
     assert [(row, values["label"], values["tags"]) for row, values in rows] == expected
+
+
+def test_an_error_of_a_transform_is_its_own():
+    dataset = Dataset.from_dict({"text": ["12", "x"]}).with_transform(lambda rows: {"n": list(map(int, rows["text"]))})
+    with pytest.raises(ValueError, match=r"^invalid literal for int") as raised:
+        list(read_rows(dataset))
+    assert not isinstance(raised.value, InputError)
 
 
 def test_a_dataset_with_text_that_is_not_utf_8():

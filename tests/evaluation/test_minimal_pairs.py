@@ -33,6 +33,14 @@ def test_files_of_all_formats_have_the_same_pairs(tmp_path):
     assert [(pair.file.name, pair.row) for pair in read[0] + read[3]] == places
 
 
+@pytest.mark.parametrize(("value", "label"), [(0, "0"), ("0", "0"), ("", None), (None, None)])
+def test_labels_are_texts(tmp_path, value, label):
+    row = {"sentence_good": "A.", "sentence_bad": "B.", "UID": value, "linguistics_term": value, "field": value}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (pair,) = read_pairs([tmp_path / "a.jsonl"], *COLUMNS)
+    assert (pair.paradigm, pair.phenomenon, pair.field) == (label or "a", label or "a", label)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -131,7 +131,7 @@ def test_the_reference_has_every_file_of_an_output_folder():
         for folder in ("trainers", "evaluation")
         for file in (ROOT / "snugbert" / folder).rglob("*.py")
         for name in re.findall(
-            r"(?<!examples/)\b[A-Za-z]\w*\.(?:png|json|md|yaml)\b", file.read_text(encoding="utf-8")
+            r"(?<!examples/)(?<!-)\b[A-Za-z]\w*\.(?:png|json|md|yaml)\b", file.read_text(encoding="utf-8")
         )
     }
     page = PAGES["docs/reference/output-folders.md"]

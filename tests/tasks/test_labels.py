@@ -63,7 +63,7 @@ def test_labels_of_your_own_data(tmp_path):
             labels(values)
     assert labels(["3,5", "n/a", "2,5", "?"]) == (["2,5", "3,5", "?", "n/a"], [1, 3, 0, 2])
     assert labels(["2", "3,5"], regression=False) == (["2", "3,5"], [0, 1])
-    with pytest.raises(InputError, match=r"row 2: unknown label 'n/a'\. Expected a finite number"):
+    with pytest.raises(InputError, match=r"row 2: the model predicts numbers, and 'n/a' is not a finite number"):
         labels([0.5, "n/a"], regression=True)
 
 
@@ -80,8 +80,13 @@ def test_every_form_of_label_vectors_gives_the_same_labels(tmp_path, caplog):
             encode(tmp_path / "a.csv", cells)
     names = ("x", "b", "c")
     assert encode(tmp_path / "a.jsonl", vectors, names, split="validation") == ([*names], vectors)
-    with pytest.raises(InputError, match=r"row 1: unknown label 'LABEL_0'\. Expected one of x, b\. "):
-        encode(tmp_path / "a.jsonl", vectors, names[:2], split="validation")
+    # An element is the label at its position, whatever the names are.
+    assert encode(tmp_path / "a.jsonl", vectors, ("1", "2", "0"), split="validation")[1] == vectors
+    # The length counts, also for vectors of zeros and models without names.
+    for rows in (vectors, [[0, 0, 0]]):
+        for known in (names[:2], tuple("uvwxyz"), tuple(f"LABEL_{i}" for i in range(6))):
+            with pytest.raises(InputError, match=rf"vectors of 3 elements, but the model has {len(known)} labels"):
+                encode(tmp_path / "a.jsonl", rows, known, split="validation")
     # Vectors of two, and lists of one label, which is a name.
     assert encode(tmp_path / "a.jsonl", [[1, 0], [0, 1]]) == (["LABEL_0", "LABEL_1"], [[1, 0], [0, 1]])
     assert encode(tmp_path / "a.jsonl", [[1], [0]]) == (["0", "1"], [[0, 1], [1, 0]])
@@ -99,8 +104,9 @@ def test_lists_in_cells_are_read(tmp_path):
     escaped = ['["\\ud83d\\ude00", "b"]', "['\\xe9', 'b']"]
     assert encode(tmp_path / "a.csv", escaped)[0] == ["b", "\xe9", "\U0001f600"]
     # Parentheses and braces may be part of a name.
-    names = ["(other)", "{x}", "f(x)", "(5)", "[a", "a]"]
+    names = ["(other)", "{x}", "f(x)", "(5)", "[a", "a]", "Sports(a, b)", "(a, b)", "C(it's)", "Foo[1,2]"]
     assert encode(tmp_path / "a.csv", names) == (sorted(names), [sorted(names).index(name) for name in names])
+    assert encode(tmp_path / "a.csv", ["(a),(b)", "(b)"], label_separator=",") == (["(a)", "(b)"], [[1, 1], [0, 1]])
 
 
 def test_spaces_and_invisible_characters_around_labels_do_not_matter(tmp_path):
@@ -139,10 +145,16 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
         (["joy", "LOVE", "fear"], [["love"], [], ["Fear", "joy"]], [[0, 1, 0], [0, 0, 0], [1, 0, 1]]),
         (["LABEL_0", "LABEL_1"], ClassLabel(names=["neg", "pos"]), [1, 0]),  # the ids of the dataset
         (["pos", "neg"], ClassLabel(names=["neg", "pos"]), [0, 1]),
+        (["LABEL_1", "LABEL_0"], ClassLabel(names=["LABEL_0", "LABEL_1"]), [0, 1]),  # names, not vectors
+        (["neg", "pos"], ClassLabel(names=["LABEL_0", "LABEL_1"]), "unknown label 'LABEL_1'. Expected one of neg"),
         (["a", "A"], ["a", "B"], "row 2: unknown label 'B'. Expected one of a, A. Choose the model that"),
         (["NEG", "POS"], [0, 1], "row 1: unknown label '0'. Expected one of NEG, POS. Choose"),
         (["LABEL_0", "LABEL_1"], [1, 2], "unknown label '2'. Expected one of LABEL_0, LABEL_1."),
-        (["LABEL_0"], ["neg", "pos"], "unknown label 'neg'. Expected a finite number. Choose the model"),
+        (
+            ["LABEL_0"],
+            ["neg", "pos"],
+            "the model predicts numbers, and 'neg' is not a finite number. Choose the",
+        ),
     ],
 )
 def test_the_labels_of_a_checkpoint_that_is_scored(model, labels, expected):
@@ -198,21 +210,12 @@ def test_a_model_of_another_task_is_not_scored():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (
-            [[1, 0, 1], [1, 0]],
-            r"row 2: the label \['1', '0'\] cannot be read\. Expected a name, a list of different na",
-        ),
-        ([[0, 1], []], r"row 2: the label \[\] cannot"),
+        ([[1, 0, 1], [1, 0]], r"row 2: the label \['1', '0'\] cannot be read\. Expected a vector of 3 elements, each"),
+        ([[0, 1], []], r"row 2: the label \[\] cannot be read\. Expected a vector of 2"),
         ([[1, 0, 1], [1, 0, None]], r"row 2: the label \['1', '0'\] cannot"),
         ([[0, 0, 2], [0, 1, 0]], r"row 1: the label \['0', '0', '2'\] cannot"),
         ([[0.3, 0.7], [0, 1]], r"row 1: the label \['0.3', '0.7'\] cannot"),
         (['[["joy"]]', "x"], r"row 1: the label \['joy'\] cannot"),
-        (["[joy, love]", "x"], r"row 1: the label '\[joy, love\]' cannot"),
-        (["['joy' 'love']", "x"], "row 1: the label .* cannot"),
-        (["[1 0 1]", "x"], "row 1: the label .* cannot"),
-        (["('joy', 'love')", "x"], "row 1: the label .* cannot"),
-        (["{'joy': 1, 'love': 0}", "x"], "row 1: the label .* cannot"),
-        (["array(['joy'], dtype=object)", "x"], "row 1: the label .* cannot"),
         (["1 0", "0 1"], r"labels such as '0 1' are vectors\. Set --label_separator ' '"),
         ([[], []], "all examples have no label"),
         (["yes", "yes"], "all examples have the label 'yes'"),
@@ -221,6 +224,19 @@ def test_a_model_of_another_task_is_not_scored():
 def test_labels_that_cannot_be_used(values, message, tmp_path):
     with pytest.raises(InputError, match=message):
         encode(tmp_path / "a.jsonl", values)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *("[joy, love]", "['joy' 'love']", "['joy''love']", "['joy', None]", "[1_000]", "[1 0 1]", "('joy', 'love')"),
+        *("(1, 2)", "{'joy': 1, 'love': 0}", "set()", "array(['joy'], dtype=object)", "array([1])"),
+        *("[" * 5000 + "]" * 5000, "[" + "1" * 50_000 + "x]"),
+    ],
+)
+def test_cells_that_are_neither_a_name_nor_a_list(cell, tmp_path):
+    with pytest.raises(InputError, match=r'row 1: the label .* cannot be read\. Expected a name.*\["joy", "love"\]'):
+        encode(tmp_path / "a.jsonl", [cell, "x"])
 
 
 def test_lists_in_one_file_and_single_labels_in_another():

@@ -107,6 +107,7 @@ def test_loss_and_logits_equal_stock_bert(tokenizer):
     task = MultipleChoice()
     task.use_tokenizer(tokenizer, CONFIG["max_position_embeddings"])
     split = task.read_splits({"train": [Dataset.from_list(rows)]})["train"]
+    assert split.others == []  # other columns of training examples would only use memory
     features = task.encode(split).inputs
     first = [row["sent1"] for row in rows for _ in range(4)]
     second = [f"{row['sent2']} {row[f'ending{i}']}" for row in rows for i in range(4)]

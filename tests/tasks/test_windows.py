@@ -98,6 +98,24 @@ def test_cut_tokens_are_counted(tokenizer):
         assert cut.tolist() == [len(all_ids) - len(ids) for all_ids, ids in zip(whole, kept, strict=True)]
 
 
+@pytest.mark.parametrize(
+    ("columns", "limit", "advice"),
+    [
+        (1, 512, ". To keep more, increase --max_seq_length, or train with --doc_stride, which reads whole texts"),
+        (1, LENGTH, ". To keep more, train with --doc_stride, which reads whole texts"),
+        (2, 512, ". To keep more, increase --max_seq_length"),
+        (2, LENGTH, ""),
+    ],
+)
+def test_only_possible_remedies_for_long_texts_are_named(columns, limit, advice, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "model_max_length", limit)
+    task = TextClassification()
+    task.use_tokenizer(tokenizer, LENGTH)
+    task.encode(task.make_split([["good " * 3 * LENGTH] * columns]))
+    sentence = task.describe_truncation(["text"] * columns)
+    assert sentence.startswith("1 of 1 text (100.0%) are") and sentence.endswith(f"of their tokens are cut{advice}")
+
+
 # --- the model --------------------------------------------------------------------------------------------------
 
 LABELS = {

@@ -114,3 +114,7 @@ def test_the_time_of_all_runs(monkeypatch, capsys):
         seconds = dry_run.run_dry({"training": lambda args: trainer}, args, None, [validation, test], runs)
         assert seconds == 950 * runs
     assert "runs        3, about 47 min 30 s" in capsys.readouterr().out
+    # No run starts after an hour, and the last one takes its time.
+    seconds = dry_run.run_dry({"training": lambda args: trainer}, args, None, [validation, test], 100, budget=3600)
+    assert seconds == 3600 + 950
+    assert "runs        at most 100, about 1 h 15 min" in capsys.readouterr().out

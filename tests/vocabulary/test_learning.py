@@ -284,5 +284,5 @@ def test_the_settings_of_an_existing_tokenizer_hold(german, tmp_path, capsys):
     tokenizer = learn(tmp_path / "new", more, "--init", str(tmp_path / "old"), "--language", "de")
     assert to_text(tokenizer, "Schon schön") == "schon schon" and read_language(tokenizer) == "de"
     assert f"both removed. These are the settings of {tmp_path / 'old'}." in capsys.readouterr().out
-    with pytest.raises(InputError, match=r"--language fr: the language of the tokenizer .*new is de"):
+    with pytest.raises(InputError, match=r"the language is fr in --language, but de in the tokenizer .*new"):
         learn(tmp_path / "newer", more, "--init", str(tmp_path / "new"), "--language", "fr")

@@ -11,7 +11,8 @@ import functools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
@@ -37,7 +39,6 @@ from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import digest_features
 from snugbert.trainers.finetuning.sweep_file import DISTILLATION_SETTINGS
-from snugbert.trainers.run.processes import raise_together
 
 logger = logging.getLogger(__name__)
 
@@ -237,15 +238,26 @@ def compute_items(trainer: FineTuningTrainer, features: Any, teacher: str, cache
     file = work_folder(cache_dir) / "teachers" / f"{hash_json(key)}.safetensors"
     logger.info("teacher: logits of %d examples, cached in %s", len(features), file.parent)
     is_main = trainer.is_world_process_zero()
-    with raise_together():
-        cached = load_file(file)["logits"] if is_main and file.exists() else None
+    cached = None
+    with _warn_about_cache():
+        if is_main and file.exists():
+            cached = load_file(file)["logits"]
     (items,) = broadcast_object_list([cached])
     if items is None:
         logits: Any = trainer.predict(features.remove_columns(labels)).predictions
         items = trainer.output.select_items(logits, features).astype(np.float32)
-        with raise_together():
+        with _warn_about_cache():
             if is_main:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
                     save_file({"logits": np.ascontiguousarray(items)}, unfinished)
     return items
+
+
+@contextmanager
+def _warn_about_cache() -> Iterator[None]:
+    """A damaged file is computed again. If a file cannot be written, the run continues without it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        logger.warning("the teacher's logits are not cached: %s", error)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -203,11 +204,16 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
 
 
 def run_dry_fine_tuning(
-    prepared: PreparedTask, args: FineTuningArguments, checkpoint: str | None = None, number: int = 1
+    prepared: PreparedTask,
+    args: FineTuningArguments,
+    checkpoint: str | None = None,
+    number: int = 1,
+    budget: float = math.inf,
 ) -> float:
-    """Checks a run, and prints its plan, see [`run_dry`]. A sweep passes its first run, and how many are left."""
+    """Checks a run, and prints its plan, see [`run_dry`]. A sweep passes its first run, and what is left."""
     if number == 0:
         logger.info("%s: everything is finished.", args.output_dir)
         return 0.0
     features = [each.features.inputs for each in prepared.evaluation_sets]
-    return run_dry({"training": functools.partial(make_trainer, prepared)}, args, checkpoint, features, number)
+    parts = {"training": functools.partial(make_trainer, prepared)}
+    return run_dry(parts, args, checkpoint, features, number, budget)

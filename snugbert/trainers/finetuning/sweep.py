@@ -14,12 +14,12 @@ import gc
 import json
 import logging
 import math
+import os
 import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,8 +80,10 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
         sweep.check_values()
     if args.dry_run:  # measures the first run
         first = sweep.plan_run(Suggestions(sweep.search, args.seed, True, None).ask(0), args.seed)
-        left = sweep.total - (len(read_runs(sweep.output_dir)) if continues else 0)
-        return run_dry_fine_tuning(prepared, first.args, None, max(0, left))
+        finished = read_runs(sweep.output_dir) if continues else []
+        left = max(0, sweep.total - len(finished))
+        budget = max(0, 3600 * sweep.hours - sum(run.results["seconds"] for run in finished))
+        return run_dry_fine_tuning(prepared, first.args, None, left, budget)
     prepare_folder(plan, sweep.output_dir, continues)
     runs = sweep.run_all()
     if args.should_save:
@@ -193,6 +195,8 @@ class Suggestions:
         self._study: Any = None  # in the main process
         self._trial: Any = None  # of the last setting
         if PartialState().is_main_process:
+            if journal is not None:
+                repair_journal(journal)
             optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep logs its runs
             self._study = optuna.create_study(
                 study_name="sweep",
@@ -216,8 +220,10 @@ class Suggestions:
             self._trial = Trial(self._study, trials[number]._trial_id) if known else self._study.ask()
             for flag, values in self._search.settings.items():
                 value = self._trial._suggest(flag, values)  # the value in the journal, or as in `Study.ask`
-                # Few digits, because the value is in tables and in the name of a folder.
-                setting[flag] = float(f"{value:.4g}") if isinstance(values, FloatDistribution) else value
+                if isinstance(values, FloatDistribution):
+                    # Few digits, because the value is in tables and in the name of a folder.
+                    value = min(max(float(f"{value:.4g}"), values.low), values.high)
+                setting[flag] = value
         (setting,) = broadcast_object_list([setting])
         return setting
 
@@ -237,16 +243,29 @@ class Suggestions:
         if self._study is not None:
             # TPE ranks pruned runs below all complete runs.
             result = (score, TrialState.COMPLETE) if math.isfinite(score) else (None, TrialState.PRUNED)
-            with suppress(RuntimeError):  # after the last setting, a grid stops `Study.optimize`, which does not run
-                self._study.tell(self._trial, *result, skip_if_finished=True)
+            self._study.tell(self._trial, *result, skip_if_finished=True)
 
     def _make_sampler(self, number: int) -> optuna.samplers.BaseSampler:
         if self._search.method == "grid":
             settings = {flag: values.choices for flag, values in self._search.settings.items()}
-            return optuna.samplers.GridSampler(settings, seed=self._seed)
+            return Grid(settings, seed=self._seed)
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
         return samplers[self._search.method](seed=seed)
+
+
+class Grid(optuna.samplers.GridSampler):
+    """Optuna's grid without its end: after the last setting, it would stop `Study.optimize`, which does not run."""
+
+    def after_trial(self, *args: Any) -> None:
+        """Does nothing."""
+
+
+def repair_journal(journal: Path) -> None:
+    """Removes what a kill or a full disk left: the end of a line, and Optuna's lock. The output folder is locked."""
+    Path(f"{journal}.lock").unlink(missing_ok=True)
+    if journal.exists():
+        os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
 
 
 class StopBadRuns(TrainerCallback):
@@ -274,6 +293,10 @@ class Sweep:
         if prepared.train_features is None or args.metric_for_best_model == "loss":
             raise InputError("--sweep and --seeds need training examples, and a --metric_for_best_model of the task.")
         assert args.search is not None and prepared.validation_set is not None  # see `settle_arguments`
+        if args.search.prune and args.eval_strategy == "no":
+            raise InputError(
+                "--eval_strategy no: `prune` in the file of --sweep needs evaluations. Use epoch or steps."
+            )
         self.prepared, self.args, self.search = prepared, args, args.search
         self.plan_run = functools.partial(plan_run, args, len(prepared.train_features))
         self.output_dir = Path(str(args.output_dir))
@@ -282,6 +305,7 @@ class Sweep:
         )
         self.seeds = range(args.seed, args.seed + args.seeds)
         self.further_seeds = range(self.seeds.stop, args.seed + self.search.winner_seeds)  # of the best setting
+        self.hours = math.inf if self.search.hours is None else self.search.hours
         self.total = self.search.size * args.seeds + len(self.further_seeds)  # if no run is stopped early
 
     def check_values(self) -> None:
@@ -304,14 +328,13 @@ class Sweep:
         """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings."""
         set_name, metric, higher_is_better = self.objective
         suggestions = Suggestions(self.search, self.args.seed, higher_is_better, self.output_dir / JOURNAL)
-        hours = math.inf if self.search.hours is None else self.search.hours
         finished: dict[Path, SweepRun] = {}  # a setting may be suggested twice
         tried: list[dict[str, Any]] = []
         while len(tried) < self.search.size:
             values = suggestions.ask(len(tried))
             seconds = sum(run.results["seconds"] for run in finished.values())
-            if seconds > 3600 * hours and not self.plan_run(values, self.args.seed).read().results:
-                logger.info("stopped after %g hours and %s", hours, format_count(len(tried), "setting"))
+            if seconds > 3600 * self.hours and not self.plan_run(values, self.args.seed).read().results:
+                logger.info("stopped after %g hours and %s", self.hours, format_count(len(tried), "setting"))
                 break
             tried.append(values)
             for seed in self.seeds:
@@ -365,8 +388,10 @@ class Sweep:
             fine_tune(self.prepared, run.args, callbacks)
         except (DivergedError, torch.OutOfMemoryError) as error:
             diverged = isinstance(error, DivergedError)
-            if self.args.world_size > 1 and not diverged:
-                raise  # other processes wait for this process
+            # Other processes wait for this process. If no run is complete yet, another program may use the memory.
+            alone = self.args.world_size == 1
+            if not diverged and not (alone and any(each.is_complete for each in read_runs(self.output_dir))):
+                raise
             failure["failure"] = f"{run.folder.name}: {error if diverged else 'out of memory'}"
             logger.warning("%s. The sweep continues. To repeat this run, remove its folder.", failure["failure"])
         except optuna.TrialPruned:

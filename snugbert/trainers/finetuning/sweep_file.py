@@ -1,6 +1,6 @@
 """The YAML file of `--sweep`: which flags vary, how they are searched, and the budget.
 
-docs/how-to/fine-tune.md has an example. `paper`, `fixed` and `stable` are files of the package.
+The how-to for fine-tuning has an example. `paper`, `fixed` and `stable` are files of the package.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from snugbert.cli.arguments import COUNT, POSITIVE, check_ranges
+from snugbert.cli.arguments import COUNT, NOT_NEGATIVE, POSITIVE, check_ranges
 from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError, did_you_mean, join_lines, suggest_path
 
@@ -67,7 +67,7 @@ class SweepFile:
     def __post_init__(self):
         if self.runs is None and self.method != "grid":
             raise InputError(f"method {self.method} needs `runs`, the number of settings to try.")
-        check_ranges(self, runs=COUNT, hours=POSITIVE, winner_seeds=COUNT)
+        check_ranges(self, runs=COUNT, hours=POSITIVE, seeds=COUNT, winner_seeds=COUNT, min_steps=NOT_NEGATIVE)
 
     @property
     def size(self) -> int:
@@ -117,6 +117,8 @@ def _make_distribution(flag: str, given: Any, method: str, args_class: type) -> 
         kind: Any = CategoricalDistribution
     elif method == "grid" or flag == BATCH_SIZE:
         raise InputError(f"{flag}: write a list. Grids and {BATCH_SIZE} have no ranges.")
+    elif not isinstance(given.get("log", False), bool):  # Optuna would read any text as true
+        raise InputError(f"{flag}: `log` must be true or false.")
     else:
         given = given | {name: read_value(flag, given[name], args_class) for name in ("low", "high") if name in given}
         kind = FloatDistribution if isinstance(given.get("low"), float) else IntDistribution

@@ -76,6 +76,8 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
         args: batch size and number of steps. If `max_steps` is not positive, `num_train_epochs` is the number of
             passes over the data.
     """
+    if not all(map(len, datasets)):
+        raise InputError("train_dataset is empty.")
     lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
     batch_sizes = choose_batch_sizes(lengths, args)
     steps = args.max_steps

@@ -81,7 +81,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
     Each example has `input_ids` and `token_type_ids` (arrays of equal length), `next_sentence_label` (except for
     `"mlm"`), and `mask_seed`, which determines its masks. If the corpus stores words, `continues_word` is true for
     tokens that continue the word of the token before them.
-
     """
 
     def __init__(

@@ -140,7 +140,7 @@ def test_two_processes_equal_one(folder, tmp_path):
             torch.testing.assert_close(two[name], one[name], atol=1e-4, rtol=0, msg=name)
 
 
-def test_logits_are_computed_once(folder, tmp_path, predicted):
+def test_logits_are_computed_once(folder, tmp_path, predicted, caplog):
     """160 training examples. Training scores the student on the validation examples."""
 
     def run(name: str, **changes: object) -> None:
@@ -162,6 +162,18 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
     write_csv(tmp_path / "other.csv", [*sentences(159, seed=1), *sentences(1, seed=9)])
     run("other-text", train_file=tmp_path / "other.csv")
     assert predicted == [160]
+    cache = tmp_path / "cache/snugbert/teachers"
+    for size in (100, 0):
+        for file in cache.iterdir():
+            os.truncate(file, size)
+        run(f"damaged-{size}")
+        assert predicted == [160]
+    run("repaired")
+    assert predicted == []
+    shutil.rmtree(cache)
+    cache.touch()  # nothing can be cached in it
+    run("not-cached")
+    assert predicted == [160] and caplog.text.count("the teacher's logits are not cached") == 3
 
 
 def train_until(argv: list[str], step: int, number: signal.Signals) -> None:

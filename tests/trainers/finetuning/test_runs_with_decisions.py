@@ -225,6 +225,8 @@ def test_thresholds_need_two_labels_and_fit_the_model(run, workshop, files, tmp_
         run_command("glue", arguments(workshop, tmp_path / "out", **both, tune_thresholds="f1"))
     shutil.copytree(run, tmp_path / "edited")
     config = json.loads((run / "config.json").read_text())
-    (tmp_path / "edited" / "config.json").write_text(json.dumps(config | {"thresholds": {"2": 0.3}}))
-    with pytest.raises(InputError, match=r"config\.json: the thresholds .* do not match the labels"):
-        Predictor(tmp_path / "edited")
+    several = {"problem_type": "multi_label_classification"}
+    for change in ({"thresholds": {"2": 0.3}}, {"thresholds": dict.fromkeys(config["label2id"], 0.3)}, several):
+        (tmp_path / "edited" / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(InputError, match=r"config\.json: the thresholds .* do not match the labels"):
+            Predictor(tmp_path / "edited")

@@ -224,7 +224,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
             {"dataset_name": "./broken", "train_file": None, "validation_file": None},
             "the dataset ./broken cannot be loaded",
         ),
-        ({"train_file": "{workshop}/test.jsonl"}, "question .* has no answer"),
+        ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer"),
         (
             {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
             "--validation_file: no examples with reference answers",

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,18 +66,31 @@ def run_curves(search, journal: Path, runs: int, number: int = 0) -> list[tuple]
 
 
 @pytest.mark.parametrize(("method", "prune"), [("tpe", True), ("random", False)])
-def test_a_journal_continues_with_the_same_settings(method, prune, tmp_path):
+def test_a_journal_continues_with_the_same_settings(method, prune, tmp_path, monkeypatch):
     """It contains all settings, and the scores that Optuna compares."""
     search = search_arguments(tmp_path / "run", method=method, prune=prune, runs=30, flags={"seed": 7}).search
     whole = run_curves(search, tmp_path / "whole", 30)
     assert run_curves(search, tmp_path / "parts", 17) == whole[:17]
     Suggestions(search, 7, higher_is_better=True, journal=tmp_path / "parts").ask(17)  # interrupted
+    with (tmp_path / "parts").open("ab") as file:
+        file.write(b'{"op_code":5,"wor')  # killed while it wrote
+    (tmp_path / "parts.lock").symlink_to("parts")
+    monkeypatch.setattr(time, "sleep", None)  # nothing waits for this lock
     continued = run_curves(search, tmp_path / "parts", 30, number=17)
     assert [row[:3] for row in continued] == [row[:3] for row in whole] and continued[17:] == whole[17:]
     assert any(ended < epochs for _, epochs, _, ended in whole) == prune and len({row[:3] for row in whole}) == 30
     study = optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(tmp_path / "whole"))))
     states = [trial.state.name for trial in study.trials]
     assert states == ["COMPLETE" if ended == epochs else "PRUNED" for _, epochs, _, ended in whole]
+
+
+def test_rounded_values_stay_in_their_range(tmp_path):
+    settings = {"adam_beta2": {"low": 0.9999, "high": 0.99999}, "weight_decay": {"low": 0.012346, "high": 0.012349}}
+    search = search_arguments(tmp_path / "run", settings, method="random", runs=9).search
+    suggestions = Suggestions(search, 7, higher_is_better=True, journal=None)
+    for number in range(9):
+        setting = suggestions.ask(number)
+        assert setting["adam_beta2"] in (0.9999, 0.99999) and 0.012346 <= setting["weight_decay"] <= 0.012349
 
 
 def test_more_seeds_do_not_change_the_settings(tokenizer, tmp_path, monkeypatch):
@@ -117,13 +131,11 @@ def run_search(folder: Path, settings=None, **content) -> None:
 
 @pytest.fixture
 def count_left(monkeypatch):
-    """A function that returns the number of runs that a dry run of a search counts."""
+    """A function that returns the runs and the seconds that are left, as a dry run of a search counts them."""
     counted = []
-    monkeypatch.setattr(
-        sweep, "run_dry_fine_tuning", lambda prepared, first, checkpoint, number: counted.append(number)
-    )
+    monkeypatch.setattr(sweep, "run_dry_fine_tuning", lambda prepared, first, checkpoint, *left: counted.append(left))
 
-    def call(folder, **content) -> int | None:
+    def call(folder, **content) -> tuple[int, float]:
         run_search(folder, **content | {"flags": {**content.get("flags", {}), "dry_run": True}})
         return counted[-1]
 
@@ -152,11 +164,11 @@ def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch
         with pytest.raises(KeyboardInterrupt):
             run_search(tmp_path / "b", **content | {"runs": 9})
     finished = len(list((tmp_path / "b/runs").glob("*/results.json")))
-    assert 3 <= finished < 9 and count_left(tmp_path / "b", **content) == 14 - finished
+    assert 3 <= finished < 9 and count_left(tmp_path / "b", **content) == (14 - finished, math.inf)
     run_search(tmp_path / "b", **content)
     assert read_sweep(tmp_path / "b") == expected
-    assert count_left(tmp_path / "b", **content) == 0
-    assert count_left(tmp_path / "b", **content | {"winner_seeds": 3}) == 1
+    assert count_left(tmp_path / "b", **content)[0] == 0
+    assert count_left(tmp_path / "b", **content | {"winner_seeds": 3})[0] == 1
     with pytest.raises(InputError, match=r"\n  runs +13 +9\n"):
         run_search(tmp_path / "b", **content | {"runs": 9})
     with pytest.raises(InputError, match=r"\n  --sweep settings "):
@@ -182,7 +194,7 @@ def test_processes_get_the_same_settings_and_stop_together(tmp_path):
         assert settings[0] == settings[1]
 
 
-def test_a_budget_of_time(tmp_path, monkeypatch):
+def test_a_budget_of_time(tmp_path, monkeypatch, count_left):
     """Runs take an hour, also the seeds of an earlier best setting. Finished runs always count."""
     clock = itertools.count(step=3600)  # read before and after each run
     monkeypatch.setattr(single_run, "time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -193,6 +205,9 @@ def test_a_budget_of_time(tmp_path, monkeypatch):
         assert len(rows) == settings and sum(row["seeds"] for row in rows) in (settings + 2, settings + 4)
     first = json.loads(next((tmp_path / "run/runs").glob("*/results.json")).read_text())
     assert first["seconds"] == 3600
+    finished = len(list((tmp_path / "run/runs").glob("*/results.json")))
+    for hours, left in ((finished + 2.0, 7200), (1.0, 0)):
+        assert count_left(tmp_path / "run", hours=hours, **content) == (22 - finished, left)
 
 
 def test_settings_with_a_failed_seed_come_last(tmp_path):
@@ -218,6 +233,9 @@ def test_failed_runs_are_counted(tmp_path, monkeypatch):
             raise next(errors)("the loss is nan")
         return fine_tune(task, args, callbacks)
 
+    def diverge(*_: Any) -> None:
+        raise sweep.DivergedError("the loss is nan")
+
     monkeypatch.setattr(sweep, "fine_tune", fail)
     run_search(tmp_path / "run", method="tpe", runs=4, flags={"max_steps": 2})
     found = read_sweep(tmp_path / "run")
@@ -225,5 +243,10 @@ def test_failed_runs_are_counted(tmp_path, monkeypatch):
     assert messages <= {"out of memory", "the loss is nan"}
     assert len(found["settings"]) + len(found["failures"]) == 4 and 0 < len(found["failures"]) < 4
     assert all(row["learning_rate"] <= 4.61e-3 for row in found["settings"])
+    # If no run ends well, the memory may be free later.
+    with pytest.raises(torch.OutOfMemoryError):
+        run_search(tmp_path / "full", {"learning_rate": [1e-2, 2e-2]}, flags={"max_steps": 2})
+    assert not list((tmp_path / "full").rglob("results.json"))
+    monkeypatch.setattr(sweep, "fine_tune", diverge)
     with pytest.raises(sweep.DivergedError, match="All runs of the sweep failed"):
         run_search(tmp_path / "full", {"learning_rate": [1e-2, 2e-2]}, flags={"max_steps": 2})

@@ -201,6 +201,9 @@ def test_requirements_of_a_sweep(tokenizer, tmp_path):
     task = prepare_counting(tokenizer)
     with pytest.raises(InputError, match="16 is not divisible by"):
         sweep.run_sweep(task, arguments(tmp_path, sweep="paper", learning_rate=None, gradient_accumulation_steps=3))
+    (tmp_path / "search.yaml").write_text("{prune: true, settings: {weight_decay: [0.0, 0.1]}}")
+    with pytest.raises(InputError, match=r"--eval_strategy no: `prune` .* needs evaluations\. Use epoch or steps"):
+        sweep.run_sweep(task, arguments(tmp_path, sweep=str(tmp_path / "search.yaml"), eval_strategy="no"))
     task.evaluation_sets = []
     with pytest.raises(InputError, match="no examples with reference answers"):
         sweep.run_sweep(task, arguments(tmp_path, seeds=2))

@@ -100,6 +100,12 @@ def test_flags_replace_single_values_only(tmp_path):
         ("{settings: {}, method: random}", "method random needs `runs`"),
         ("{settings: {}, runs: many}", "runs: invalid int value: 'many'"),
         ("{settings: {}, hours: 0}", "hours 0.0 must be above 0"),
+        ("{settings: {}, seeds: 0}", "seeds 0 must be at least 1"),
+        ("{settings: {}, min_steps: -1}", "min_steps -1 must be at least 0"),
+        (
+            "method: tpe\nruns: 3\nsettings: {weight_decay: {low: 0, high: 1, log: 'no'}}",
+            "weight_decay: `log` must be true or false",
+        ),
         ("settings: [", "expected the node content"),
     ],
 )

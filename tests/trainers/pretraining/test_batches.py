@@ -47,6 +47,8 @@ def test_invalid_phases_are_errors(phases, message):
     args = PretrainingArguments(
         max_steps=12, per_device_train_batch_size=9, gradient_accumulation_steps=2, use_cpu=True
     )
+    with pytest.raises(InputError, match=r"train_dataset is empty\."):
+        plan_phases([[]], [1], args)
     with pytest.raises(InputError, match=message):
         lengths, shares, _ = zip(*parse_phases(phases, "nsp"), strict=True)
         plan_phases([Examples(length) for length in lengths], shares, args)

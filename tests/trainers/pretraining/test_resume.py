@@ -40,7 +40,11 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     assert run(small_run | resume | {"train_file": tmp_path / "moved/*.txt", "max_steps": 4}) == 0
     assert "README.md" in (printed := capsys.readouterr().out) and "eval_results.json" not in printed
     (tmp_path / "moved").rename(text)
+    table = tmp_path / "run/epochs/table.unfinished"  # of a killed run
+    table.parent.mkdir()
+    table.touch()
     assert "short_seq_prob" in refusal(short_seq_prob=0.2)
+    assert not table.exists()
     assert "seed" in refusal(data_seed=7)
     assert "batch" in refusal(per_device_train_batch_size=8)
     (text / "b.txt").write_text(lines.replace("w0a", "w0b"))
