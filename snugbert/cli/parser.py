@@ -266,7 +266,7 @@ def _find_output_path(name: str, url: str) -> str:
     """Returns the local path for an output."""
     is_file = name == "output_file"
     folder, _, file = url.rpartition("/") if is_file else (url, "", "")
-    if len(name_parts(url)) < 1 + is_file:
+    if len(name_parts(url)) < 1 + is_file or (is_file and not file):
         raise InputError(f"{_flag(name)}: {hide_credentials(url)} is incomplete. Use a URL like s3://bucket/folder.")
     return str(choose_output(folder) / file)
 

@@ -27,7 +27,7 @@ def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, tokenizer, caps
     with pytest.raises(InputError, match=r"part-00001-of-00003\.arrow is missing"):
         open_corpus(folder, tokenizer)
     assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", "2/3"]) == 0
-    assert "snugbert pretrain" in capsys.readouterr().out
+    assert "10 documents, 15 sentences" in capsys.readouterr().out
     assert content(open_corpus(folder, tokenizer)) == content(whole)
     other = snugbert.SnugBertTokenizer({**tokenizer.get_vocab(), "zzzz": len(tokenizer)})
     with pytest.raises(InputError, match="was prepared with a different tokenizer"):
