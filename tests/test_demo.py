@@ -160,7 +160,7 @@ def test_a_process_serves_this_machine_until_ctrl_c(checkpoints):
         status = process.wait()
     first, *_ = process.stdout.splitlines()
     address = f"http://127.0.0.1:{port}/"
-    assert (status, first) == (0, f"Serving {checkpoints['tags']} at {address} (Ctrl-C to stop)")
+    assert (status, first) == (130, f"Serving {checkpoints['tags']} at {address} (Ctrl-C to stop)")
 
 
 def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):

@@ -132,7 +132,7 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: Any, f
     if summary := log.summarize():
         logger.warning(summary)
     if not total:
-        raise InputError(f"--input_file: no row of {source} can be read.")
+        raise InputError(f"--input_file: {source} has no rows{' that can be read' if summary else ''}.")
     shard = (total * (args.shard_number - 1) // args.num_shards, total * args.shard_number // args.num_shards)
     start = time.monotonic()
     with _open_partial(output) as stream:

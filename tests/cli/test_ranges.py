@@ -35,7 +35,7 @@ CLASSES = (
         ("gradient_accumulation_steps", 0, "0 must be at least 1"),
         ("num_train_epochs", 0, "0 must be above 0"),
         ("max_grad_norm", -1, "-1 must be at least 0"),
-        ("label_smoothing_factor", 2, "2 must be at least 0 and at most 1"),
+        ("label_smoothing_factor", 1, "1 must be at least 0 and below 1"),
         ("learning_rate", math.inf, "inf must be a finite number"),
         ("adam_epsilon", math.nan, "nan must be a finite number"),
         ("seed", 2**32, "4294967296 must be at least 0 and at most 4294967295"),
