@@ -6,9 +6,12 @@
 import html
 import os
 import socket
+import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +20,7 @@ import transformers
 from transformers.utils import logging
 
 import snugbert
+from snugbert.cli.arguments import argument
 from snugbert.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 # Names that DNS cannot redirect to another machine.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+INTERRUPTED = 130  # exit status after Ctrl-C
 MOST_BYTES = 2**18  # per request: about 40,000 English words. A token takes kilobytes of memory.
 
 
@@ -31,13 +36,12 @@ MOST_BYTES = 2**18  # per request: about 40,000 English words. A token takes kil
 class DemoArguments:
     """Arguments of `snugbert demo`."""
 
-    model: str = field(metadata={"help": "Checkpoint of the BERT family: a folder or a Hub name."})
-    host: str = field(
-        default="127.0.0.1",
-        metadata={"help": "Address to serve on. 0.0.0.0 opens the page to everyone who can reach this machine."},
+    model: str = argument(help="Checkpoint of the BERT family: a folder or a Hub name.")
+    host: str = argument(
+        "127.0.0.1", "Address to serve on. 0.0.0.0 opens the page to everyone who can reach this machine."
     )
-    port: int | None = field(default=None, metadata={"help": "Port. Default: the first free port from 7860."})
-    inbrowser: bool = field(default=False, metadata={"help": "Open the page in a browser on this machine."})
+    port: int | None = argument(None, "Port. Default: the first free port from 7860.")
+    inbrowser: bool = argument(False, "Open the page in a browser on this machine.")
 
 
 def run_demo(args: DemoArguments) -> None:
@@ -45,7 +49,8 @@ def run_demo(args: DemoArguments) -> None:
     from snugbert.families.loading import check_repository
 
     try:  # for the address of another machine, Gradio would try a hundred ports
-        socket.create_server((args.host, args.port or 0)).close()
+        with socket.create_server((args.host, args.port or 0)) as server:
+            address = server.getsockname()[0]
     except (OSError, OverflowError) as error:
         raise InputError(f"--host {args.host} --port {args.port}: cannot serve the page. {error}.") from error
     check_repository(args.model)
@@ -55,8 +60,16 @@ def run_demo(args: DemoArguments) -> None:
     logging.disable_progress_bar()
     page = build_page(args.model)
     serve_page(page, args.host, args.port, args.inbrowser)
+    if not ip_address(address).is_loopback:
+        warning = "anyone who can reach this machine can use the model. There is no password and no encryption."
+        print(f"snugbert demo: warning: --host {args.host}: {warning}", file=sys.stderr)
     print(f"Serving {args.model} at {page.local_url} (Ctrl-C to stop)", flush=True)
-    page.block_thread()
+    try:
+        while True:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        # A normal exit waits for open requests, and aborts if a thread is still running the model.
+        os._exit(INTERRUPTED)
 
 
 def serve_page(page: "gr.Blocks", host: str, port: int | None = None, inbrowser: bool = False) -> None:
@@ -172,7 +185,8 @@ def answer_question(model: Any, tokenizer: Any, question: str, text: str) -> tup
     answerer = snugbert.QuestionAnswerer(model, tokenizer, cuda_graphs=False)
     answers = answerer(question, text, top_k=3, handle_impossible_answer=True)
     marked = {"text": text, "entities": [{"entity": "answer", **each} for each in answers[:1] if each["answer"]]}
-    return marked, {each["answer"] or "(no answer)": each["score"] for each in answers}
+    # The best answer comes first. Of equal texts from different places, the better score is shown.
+    return marked, {each["answer"] or "(no answer)": each["score"] for each in reversed(answers)}
 
 
 def predict_next_sentence(model: Any, tokenizer: Any, first: str, second: str) -> dict[str, float]:

@@ -50,13 +50,15 @@ def test_an_unknown_command_gets_a_suggestion(word, hint, capsys):
     assert f"Did you mean {hint}?" in message if hint else "Did you mean" not in message
 
 
-MISSING = ModuleNotFoundError("No module named 'datasets.x'", name="datasets.x")
+MISSING = ModuleNotFoundError("No module named 'nothing'", name="nothing")
+OLD = ModuleNotFoundError("No module named 'datasets.x'", name="datasets.x")
 
 
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (MISSING, 2, "snugbert glue: error: the package datasets.x is not installed. Run: pip install 'snugbert[tra"),
+        (MISSING, 2, "snugbert glue: error: the package nothing is not installed. Run: pip install 'snugbert[tra"),
+        (OLD, 2, "snugbert glue: error: the package datasets is too old. Run: pip install -U 'snugbert[train]'"),
         (OSError(errno.ENOSPC, ""), 2, "snugbert glue: error: a disk is full. Free some space, and run the same"),
         (KeyboardInterrupt(), 130, "\nsnugbert glue: interrupted. Partial output was kept."),
         # In a shell, `snugbert pretrain && snugbert glue` ends.

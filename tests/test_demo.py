@@ -108,6 +108,12 @@ def test_next_sentences_and_answers(checkpoints, tokenizer):
     assert max(scores, key=scores.__getitem__) == "(no answer)" and not marked["entities"]
 
 
+def test_the_best_score_of_equal_answers_is_shown(monkeypatch):
+    answers = [{"answer": "Ada", "score": 0.8, "start": 0, "end": 3}, {"answer": "Ada", "score": 0.1}]
+    monkeypatch.setattr(snugbert, "QuestionAnswerer", lambda *_, **__: lambda *_, **__: answers)
+    assert demo.answer_question(None, None, "Who?", "Ada. Ada.")[1] == {"Ada": 0.8}
+
+
 def test_texts_that_would_be_cut_are_refused(checkpoints, tokenizer):
     with pytest.raises(InputError, match=r"The text has 82 tokens\. The model's limit is 72\."):
         demo.classify(*open_model("labels", checkpoints, tokenizer), "milk " * 80, "")
@@ -146,10 +152,12 @@ def test_the_page_shows_answers_and_errors_in_a_browser(checkpoints, tmp_path):
         page.wait(lambda: page.texts("[data-testid=toast-text]") == ["Enter [MASK] in place of one word."])
 
 
-def test_a_process_serves_this_machine_until_ctrl_c(checkpoints):
+@pytest.mark.parametrize(("host", "shown", "warns"), [("127.0.0.1", "127.0.0.1", 0), ("0.0.0.0", "localhost", 1)])
+def test_a_process_serves_until_ctrl_c(checkpoints, host, shown, warns):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    process = forked.start(main, ["demo", "--model", str(checkpoints["tags"]), "--port", str(port)])
+    arguments = ["demo", "--model", str(checkpoints["tags"]), "--host", host, "--port", str(port)]
+    process = forked.start(main, arguments)
     try:
         end = time.monotonic() + PATIENCE
         while "\n" not in process.stdout and time.monotonic() < end:
@@ -159,8 +167,9 @@ def test_a_process_serves_this_machine_until_ctrl_c(checkpoints):
         os.kill(process.pid, signal.SIGINT)
         status = process.wait()
     first, *_ = process.stdout.splitlines()
-    address = f"http://127.0.0.1:{port}/"
-    assert (status, first) == (0, f"Serving {checkpoints['tags']} at {address} (Ctrl-C to stop)")
+    address = f"http://{shown}:{port}/"
+    assert process.stderr.count(f"warning: --host {host}: anyone who can reach this machine can use") == warns
+    assert (status, first) == (130, f"Serving {checkpoints['tags']} at {address} (Ctrl-C to stop)")
 
 
 def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):

@@ -39,8 +39,8 @@ def test_the_command_line_sets_its_form_and_python_has_its_own(tmp_path, monkeyp
         lambda: VocabularyArguments(output_dir="a"): "no text. Pass train_file or dataset_name.",
         lambda: TextClassification(max_seq_length=1): "max_seq_length 1 must be at least 3.",
         lambda: FineTuningArguments(
-            output_dir="a", deepspeed="x"
-        ): "deepspeed is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations.",
+            output_dir="a", fsdp="full_shard"
+        ): "fsdp is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations.",
     }.items():
         with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
             make()

@@ -10,18 +10,22 @@ from snugbert.errors import InputError, explain_choice
 
 
 class Range(NamedTuple):
-    """Allowed values: from `least` to `most`. `open_below`: `least` itself is not allowed."""
+    """Allowed values: from `least` to `most`. `open_below` and `open_above`: the bound itself is not allowed."""
 
     least: float
     most: float = math.inf
     open_below: bool = False
+    open_above: bool = False
 
     def __contains__(self, number: Any) -> bool:
-        return self.least <= number <= self.most and not (self.open_below and number == self.least)
+        above = self.least < number if self.open_below else self.least <= number
+        return above and (number < self.most if self.open_above else number <= self.most)
 
     def __str__(self) -> str:
         least = f"{'above' if self.open_below else 'at least'} {self.least}"
-        return least if self.most == math.inf else f"{least} and at most {self.most}"
+        if self.most == math.inf:
+            return least
+        return f"{least} and {'below' if self.open_above else 'at most'} {self.most}"
 
 
 COUNT, NOT_NEGATIVE, POSITIVE = Range(1), Range(0), Range(0, open_below=True)
@@ -33,7 +37,7 @@ TRAINING_RANGES = {
     "adam_epsilon": POSITIVE,
     "eval_steps": POSITIVE,
     "gradient_accumulation_steps": COUNT,
-    "label_smoothing_factor": SHARE,
+    "label_smoothing_factor": Range(0, 1, open_above=True),  # 1: all labels would be equally likely
     "learning_rate": NOT_NEGATIVE,
     "logging_steps": POSITIVE,
     "max_grad_norm": NOT_NEGATIVE,

@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 DATA_WORKERS = 4
 # Values of transformers' `TrainingArguments` that are used even if they are its defaults.
 ALWAYS_KEPT = ("learning_rate", "num_train_epochs", "per_device_train_batch_size")
+# Ways of training that are refused, and what to use instead.
+UNSUPPORTED = {
+    "fsdp": "under DDP, BERT-large needs 5.4 GB plus activations",
+    "deepspeed": "torchrun and accelerate launch train with DDP, which replicates the model on each GPU",
+}
 # Names of the precisions, and how the log describes them.
 PRECISIONS = {
     "bfloat16": "bfloat16 autocast, weights in float32 (--bf16 false: float32)",
@@ -72,11 +77,9 @@ class DeviceArguments(TrainingArguments):
     def __post_init__(self):
         if self.report_to:
             check_reporters([self.report_to] if isinstance(self.report_to, str) else self.report_to)
-        for name in ("fsdp", "deepspeed"):
+        for name in UNSUPPORTED:
             if str(getattr(self, name) or False).lower() != "false":  # in a YAML file, true and false are words
-                raise InputError(
-                    f"--{name} is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
-                )
+                raise InputError(f"--{name} is not supported. Remove the flag: {UNSUPPORTED[name]}.")
             setattr(self, name, None)
         if self.save_on_each_node:
             raise InputError("--save_on_each_node is not supported. Use an --output_dir that all machines share.")

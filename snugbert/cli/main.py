@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch.distributed as dist
@@ -60,7 +61,7 @@ def run_command(name: str, arguments: list[str]) -> None:
     instances = parse_arguments(types, arguments, program, command.summary, example)
     import_module("snugbert.registration")
     run = functools.partial(_import(command.function), *instances, **command.options)
-    values = {name: value for each in instances for name, value in vars(each).items()}
+    values = {argument: value for each in instances for argument, value in vars(each).items()}
     output = find_output(values.get(command.uploads))  # None: the folder is local
     run() if output is None else write_output(output, run)
 
@@ -90,10 +91,12 @@ def run_and_report(name: str, arguments: list[str]) -> int:
 def _explain(error: Exception, name: str) -> str:
     """Returns the message of an error of the input or of a lost process. Empty if the error needs its traceback."""
     if isinstance(error, ModuleNotFoundError):
-        if error.name is None or error.name.startswith("snugbert"):
+        package = str(error.name).partition(".")[0]
+        if error.name is None or package == "snugbert":
             return ""
-        extra = EXTRAS.get(error.name, COMMANDS[name].extra)
-        return f"the package {error.name} is not installed. Run: pip install 'snugbert[{extra}]'"
+        problem, option = ("is too old", "-U ") if find_spec(package) else ("is not installed", "")
+        extra = EXTRAS.get(package, COMMANDS[name].extra)
+        return f"the package {package} {problem}. Run: pip install {option}'snugbert[{extra}]'"
     if isinstance(error, RuntimeError):
         return _import("trainers.run.processes.explain_lost_process")(error) or ""
     if isinstance(error, InputError):

@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import logging
 import re
 from argparse import SUPPRESS, Action
 from collections.abc import Sequence
@@ -17,10 +18,12 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
-from snugbert.errors import InputError, did_you_mean, explain_choice, explain_files, explain_folder
+from snugbert.errors import InputError, did_you_mean, explain_choice, explain_files, explain_folder, join_lines
 from snugbert.storage.inputs import stage
 from snugbert.storage.uploads import choose_output, find_output
 from snugbert.storage.urls import hide_credentials, is_url, name_parts
+
+logger = logging.getLogger(__name__)
 
 # Flags of transformers 4 that transformers 5 renamed. Command lines written for transformers 4 keep working.
 OLD_NAMES = {
@@ -32,6 +35,7 @@ MODEL_FLAGS = ("model", "model_name_or_path", "tokenizer_name", "teacher_name_or
 # Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
 INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
 OUTPUTS = ("output_dir", "output_file", "output")
+BOOLEANS = ("true", "t", "yes", "y", "1", "false", "f", "no", "n", "0")  # the words that HfArgumentParser accepts
 # Fields of `TrainingArguments` that `--help` lists, in addition to our own arguments. `--help-all` lists all fields.
 TRAINING_HELP = {
     "output_dir": "Folder for the model, its results and its checkpoints. Default: trainer_output.",
@@ -50,7 +54,20 @@ TRAINING_HELP = {
     "push_to_hub": "Upload the model and its card to the Hub.",
 }
 TRAINING_FIELDS = {field.name for field in fields(TrainingArguments)}
-OUTPUT_FLAGS = {*OUTPUTS[:2], "logging_steps", "report_to", "push_to_hub", "hub_model_id", "resume_from_checkpoint"}
+OUTPUT_FLAGS = (
+    "output_dir",
+    "output_file",
+    "overwrite_output_dir",
+    "overwrite_output_file",
+    "logging_steps",
+    "save_strategy",
+    "save_steps",
+    "save_total_limit",
+    "report_to",
+    "resume_from_checkpoint",
+    "push_to_hub",
+    "hub_model_id",
+)
 GROUPS = ("data", "tokenizer", "model", "training", "output", "more")
 MORE_HELP = "--config FILE.yaml reads the same arguments. --help-all lists all arguments."
 
@@ -156,24 +173,41 @@ class ArgumentParser(HfArgumentParser):
         found, argv = finder.parse_known_args(argv)
         if not {"-h", "--help", "--help-all"} & set(argv):
             self.check_flags(argv)
-        from_files = [word for file in found.config for word in self._read_config(file)]
+        if self._get_positional_actions():
+            argv = self._complete_switches(argv)
+        files = [_stage_one("config", file) if is_url(file) else file for file in found.config]
+        from_files = [word for file in files for word in self._read_config(file)]
         return vars(self.parse_args(from_files + argv))
+
+    def _complete_switches(self, argv: list[str]) -> list[str]:
+        """Adds `true` after a switch without a value. Otherwise, it would take a positional argument as its value."""
+        completed = []
+        for word, following in zip(argv, [*argv[1:], ""], strict=True):
+            completed.append(word)
+            action = self._option_string_actions.get(word)
+            if action is not None and action.const is True and following.lower() not in BOOLEANS:
+                completed.append("true")
+        return completed
 
     def _read_config(self, name: str) -> list[str]:
         """Returns the arguments in a YAML or JSON file as a command line. Values stay text: `no` is not False."""
-        text = Path(_stage_one("config", name) if is_url(name) else name).read_text(encoding="utf-8")
-        texts = yaml.load(text, yaml.BaseLoader) or {}
-        if not isinstance(texts, dict):
-            raise InputError(f"--config: {name} must contain only `name: value` lines.")
+        texts, parsed = _read_yaml(name)
         argv = []
-        for argument, value, parsed in zip(texts, texts.values(), (yaml.safe_load(text) or {}).values(), strict=True):
+        for argument, value in texts.items():
             if value in ("", "~", "null"):
                 continue
             values = value if isinstance(value, list) else [value]
             if isinstance(value, dict):
-                values = [json.dumps(parsed, default=str)]
-            if any(str(each).startswith("--") for each in values):
+                values = [json.dumps(parsed.get(argument), default=str)]
+            if not all(isinstance(each, str) for each in values):
+                raise InputError(f"--config: {name}: a value of {argument} is neither text nor a number.")
+            if any(each.startswith("--") for each in values):
                 raise InputError(f"--config: {name}: a value of {argument} begins with --.")
+            action = self._option_string_actions.get(f"--{argument}")
+            if action is not None and action.nargs == 0:  # `no_do_eval: true`
+                argument, values = action.dest, [str(not string_to_bool(values[0])).lower()]
+            if argument.replace("-", "_") == "trust_remote_code" and string_to_bool(values[0]):
+                logger.warning("%s sets trust_remote_code: code from the Hub will run on this machine", name)
             argv += [f"--{argument}", *values]
         self.check_flags(argv, f"--config: {name}: ")
         if "--config" in argv:
@@ -191,9 +225,23 @@ class ArgumentParser(HfArgumentParser):
         raise InputError(f"{message}{end} `{self.prog} --help` lists the arguments.")
 
 
+def _read_yaml(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the values of a YAML or JSON file as text, and as Python's types."""
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+        texts, parsed = (yaml.load(text, loader) or {} for loader in (yaml.BaseLoader, yaml.SafeLoader))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"--config: {name}: {join_lines(error)}.") from error
+    if not isinstance(texts, dict):
+        raise InputError(f"--config: {name} must contain only `name: value` lines.")
+    return texts, parsed
+
+
 def _complete_help(action: Action) -> str:
     """Returns the help of an argument, with its default if the help does not name it."""
     text = action.help or ""
+    if text == SUPPRESS:
+        return text
     value = getattr(action.default, "value", action.default)  # of an enum
     if action.required and action.option_strings:
         return f"{text} Required."
@@ -247,8 +295,11 @@ def _replace_urls(given: dict[str, Any], opened: set[str]) -> dict[str, Any]:
             local[name] = _find_output_path(name, given[name])
     for name, value in given.items():
         values = value if isinstance(value, list) else [value]
-        is_input = name in INPUTS or (name.endswith("_file") and name not in OUTPUTS)
-        if name in opened or not is_input or not any(map(is_url, values)):
+        if name in opened or name in OUTPUTS or not any(map(is_url, values)):
+            continue
+        if name not in INPUTS and not name.endswith("_file"):
+            if name.endswith("_dir"):
+                raise InputError(f"--{name}: {hide_credentials(value)} is a URL. Use a local folder.")
             continue
         output = find_output(local.get("output_dir"))
         folder, _, checkpoint = str(value).rstrip("/").rpartition("/")

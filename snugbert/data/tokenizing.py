@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ Result = TypeVar("Result")
 # Each process caches the tokens of words with up to this many characters in total, in about 100 MB. The words of 80
 # books have 2 million.
 CACHED_CHARACTERS = 2**22
+PATIENCE = 5  # seconds between two checks that all processes are alive
 
 
 @dataclass
@@ -186,11 +187,26 @@ def map_in_order(
             for item in items:
                 pending.append(executor.submit(_call_function, item))
                 if len(pending) > 2 * num_workers:  # enough to keep all processes busy
-                    yield pending.popleft().result()
+                    yield _receive(pending.popleft(), executor)
             while pending:
-                yield pending.popleft().result()
-        finally:
-            executor.shutdown(cancel_futures=True)
+                yield _receive(pending.popleft(), executor)
+        except BaseException:
+            _kill_workers(executor)  # after Ctrl-C, they may need minutes for their items
+            raise
+
+
+def _receive(future: Future[Result], executor: ProcessPoolExecutor) -> Result:
+    while not wait([future], PATIENCE).done:
+        # Without this check, the rest of a result that a killed process began to send would be awaited forever.
+        if any(process.exitcode is not None for process in list(executor._processes.values())):
+            _kill_workers(executor)
+    return future.result()
+
+
+def _kill_workers(executor: ProcessPoolExecutor) -> None:
+    for process in list(executor._processes.values()):
+        process.kill()
+    executor._result_queue._writer.close()  # type: ignore[attr-defined]  # ends the wait for the rest of a result
 
 
 _function: Callable[[Any], Any]

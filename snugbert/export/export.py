@@ -19,7 +19,7 @@ from snugbert.cli.model_arguments import HubArguments
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.tables import load_rows, read_rows, read_text
 from snugbert.errors import InputError
-from snugbert.export.export_arguments import DATA_SETTINGS, ENGINES, ExportArguments
+from snugbert.export.export_arguments import ENGINES, ExportArguments
 from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, read_text_file
 from snugbert.families.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
 from snugbert.families.conversion import check_new_model, convert_model, put_in_place
@@ -97,14 +97,18 @@ def _export(args: ExportArguments, eval_dataset: Any, hub: dict[str, Any]) -> Ex
     engine = import_module(ENGINES[args.to])  # a missing package is reported before a download
     labeled = None if args.validation_file is None else Path(args.validation_file)
     if eval_dataset is not None:
+        if labeled is not None:
+            raise InputError("--validation_file and eval_dataset cannot be combined. Pass only one.")
         labeled = load_rows(eval_dataset, "eval_dataset")
+    if args.data_settings and labeled is None:
+        raise InputError(f"--{min(args.data_settings)} needs --validation_file.")
     source, output_dir = fetch_checkpoint(args.input, **hub), Path(args.output)
     check_new_model(source, output_dir, args.overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.head == "ForReplacedTokenDetection" and args.to == "bert":
         checkpoint = keep_encoder(checkpoint)
-    if labeled is not None and checkpoint.head not in ("Model", *list_tasks()):
-        raise InputError(f"--validation_file: {checkpoint.head} cannot be scored. Remove the flag.")
+    if labeled is not None:
+        _check_examples(args, checkpoint.head)
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
     with explaining_failed_writes(output_dir, "run the same command again"), temporary:
@@ -118,6 +122,15 @@ def _export(args: ExportArguments, eval_dataset: Any, hub: dict[str, Any]) -> Ex
             wrapper = "SentenceTransformer"
         write_card(output_dir, source, args.input, model, args.to, done, is_regression(model.config), wrapper)
     return done
+
+
+def _check_examples(args: ExportArguments, head: str) -> None:
+    """Checks that labeled examples, and the settings that read them, apply to a head."""
+    if head not in ("Model", *list_tasks()):
+        raise InputError(f"--validation_file: {head} cannot be scored. Remove the flag.")
+    known = set() if head == "Model" else {each.name for each in dataclasses.fields(find_task(head).arguments)}
+    if unknown := sorted(args.data_settings.keys() - known):
+        raise InputError(f"--{unknown[0]} does not apply to {head}. Remove the flag.")
 
 
 def _write_export(
@@ -230,11 +243,7 @@ def _make_score(
     args: ExportArguments, checkpoint: Checkpoint, labeled: Path | Dataset, tokenizer: PreTrainedTokenizerBase
 ) -> Score:
     """Returns a function that scores a model, run by any engine, as the fine-tuning commands do."""
-    data = {name: getattr(args, name) for name in DATA_SETTINGS if getattr(args, name)}
-    task_class = find_task(checkpoint.head)
-    known = {each.name for each in dataclasses.fields(task_class.arguments)}
-    if unknown := [name for name in data if name not in known]:
-        raise InputError(f"--{unknown[0]} does not apply to {checkpoint.head}. Remove the flag.")
+    task_class, data = find_task(checkpoint.head), args.data_settings
     return lambda run: Predictor(EngineModel(checkpoint.config, run), tokenizer, task_class(**data)).evaluate(labeled)
 
 

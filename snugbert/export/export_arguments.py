@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from snugbert.cli.arguments import ConvertedArguments, argument, check_ranges
 from snugbert.errors import InputError
@@ -51,3 +51,8 @@ class ExportArguments(ConvertedArguments):
             raise InputError("--dtype int8: transformers has no int8 BERT for CPUs. Use --to onnx or --to openvino.")
         if self.calibration_file is not None and self.dtype != "int8":
             raise InputError("--calibration_file needs --dtype int8.")
+
+    @property
+    def data_settings(self) -> dict[str, Any]:
+        """The given values of `DATA_SETTINGS`."""
+        return {name: getattr(self, name) for name in DATA_SETTINGS if getattr(self, name)}

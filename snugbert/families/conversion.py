@@ -129,6 +129,9 @@ def convert_model(
         InputError: the source or the target does not support the model, `output_dir` cannot be written, or the outputs
             differ. Nothing is written.
     """
+    name = dtype if isinstance(dtype, str) else None
+    # The constructor checks the values.
+    ConversionArguments(input=str(source), output=str(output_dir), to=to, dtype=name, max_shard_size=max_shard_size)
     source = fetch_checkpoint(str(source), revision=revision, token=token, cache_dir=cache_dir)
     output_dir = Path(output_dir)
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype

@@ -335,11 +335,15 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
         checkpoint.notes.append(f"The pooler was dropped. {checkpoint.head} does not use it.")
     missing = sorted(expected.keys() - weights.keys())
     unknown = sorted(origin[name] for name in weights.keys() - expected.keys())
-    wrong = [name for name, shape in expected.items() if name in weights and weights[name].shape != shape]
-    problems = {"Missing": missing, "Unknown": unknown, "Wrong shape": [origin.get(name, name) for name in wrong]}
+    wrong = [
+        f"{origin.get(name, name)} {list(weights[name].shape)} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in weights and weights[name].shape != shape
+    ]
+    problems = {"Missing": missing, "Unknown": unknown, "Wrong shape": wrong}
     found = " ".join(f"{problem}: {shorten(names)}." for problem, names in problems.items() if names)
     if found:
-        raise InputError(
-            f"{folder}: the weights do not fit {checkpoint.head}. {found} docs/reference/families.md lists the "
-            "supported models."
+        advice = (
+            "Get the complete checkpoint." if missing else "docs/reference/families.md lists the supported models."
         )
+        raise InputError(f"{folder}: the weights do not fit {checkpoint.head}. {found} {advice}")

@@ -12,7 +12,6 @@ import json
 import logging
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -76,9 +75,7 @@ SETTINGS = (
 def predict_file(args: PredictionArguments) -> None:
     """Predicts every row of a file. This is `snugbert predict`."""
     _set_up_process()
-    output = _name_output(args)
-    if (output.exists() or is_stored(output)) and not args.overwrite_output_file:
-        raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
+    _check_output(args)  # before the model is loaded
     folder = fetch_checkpoint(str(args.model_name_or_path), **args.hub)
     data = make_format(args)
     rows = [values for _, values in islice(data.read(ReadingLog(args.on_bad_text)), ROWS_TO_INSPECT)]
@@ -92,6 +89,12 @@ def predict_file(args: PredictionArguments) -> None:
         print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
     gc.freeze()  # so that the garbage collector skips the modules and the model
     write_predictions(args, data, predictor, folder, answer)
+
+
+def _check_output(args: PredictionArguments) -> None:
+    output = _name_output(args)
+    if (output.exists() or is_stored(output)) and not args.overwrite_output_file:
+        raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
 
 
 def _set_up_process(level: int = logging.INFO) -> None:
@@ -129,10 +132,11 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: Any, f
     if summary := log.summarize():
         logger.warning(summary)
     if not total:
-        raise InputError(f"--input_file: no row of {source} can be read.")
+        raise InputError(f"--input_file: {source} has no rows{' that can be read' if summary else ''}.")
     shard = (total * (args.shard_number - 1) // args.num_shards, total * args.shard_number // args.num_shards)
     start = time.monotonic()
     with _open_partial(output) as stream:
+        _check_output(args)  # again, because another process may have finished the output
         record = _continue_partial(output, stream, _list_settings(args, folder, source), args.overwrite_output_file)
         rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), shard[0] + record["rows"], shard[1])
         done = _predict(args, data, stream, answer, _split_into_windows(rows), record, shard)
@@ -294,8 +298,6 @@ class _Worker:
         return self.predictor.answer(examples), self.predictor.lengths - before
 
     def _set_up(self) -> None:
-        if multiprocessing.parent_process() is not None:  # a single window is predicted in the main process
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a window may take minutes
         tqdm.set_lock(threading.RLock())  # the default is a semaphore, which outlives a killed process
         _, _, number = multiprocessing.current_process().name.rpartition("-")  # processes have consecutive numbers
         index = int(number) % self.num_processes if number.isdigit() else 0

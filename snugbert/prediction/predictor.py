@@ -285,9 +285,12 @@ def choose_columns(
     numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
     present = list(dict.fromkeys(name for values in first_rows for name in values))
     if given is not None:
-        if len(given) not in numbers or (first_rows and not set(given) <= set(present)):
+        if len(given) not in numbers:
             expected = " or ".join(map(str, numbers))
-            raise InputError(f"{source}: {argument} must name {expected} of its columns. {list_columns(present)}")
+            raise InputError(f"{argument}: this model reads {expected} text columns, not {len(given)}.")
+        missing = [name for name in given if first_rows and name not in present]
+        if missing:
+            raise InputError(f"{source}: no column {missing[0]!r}. {list_columns(present)}")
         return given
     if not first_rows:
         return ("text",) * numbers[0]

@@ -30,7 +30,7 @@ FIRST_CHARACTER = 0x10000
 class Extension(NamedTuple):
     """New tokens for a tokenizer."""
 
-    tokens: dict[str, list[int]]  # in the order of their ids, with the ids of the old tokens that each consists of
+    tokens: dict[str, list[int]]  # new token -> ids of the old tokens in it. Sorted by the ids of the new tokens
     first_id: int
     num_words: int  # that the tokens were learned from. Words with unknown characters were left out
     merges: list[Merge]  # for BPE. They are applied in this order, after the old merges

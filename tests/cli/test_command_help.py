@@ -29,11 +29,15 @@ def test_help_is_short_and_lists_each_argument_once(command, capsys):
     listed = [line.split()[0] for line in everything if re.match(r"  [-\w]", line)]
     assert len(set(listed)) == len(listed) and set(names) <= set(listed)
     assert {"--config", "--help", "--help-all"} <= set(listed)
+    assert "SUPPRESS" not in "\n".join(everything)
 
 
 def test_groups_and_effective_defaults(capsys):
     lines = print_help("glue", "--help", capsys)
     assert [line for line in lines if re.fullmatch(r"\w+:", line)] == ["data:", "model:", "training:", "output:"]
+    output = lines[lines.index("output:") :]
+    for name in ("--output_dir", "--overwrite_output_dir", "--save_strategy", "--save_steps", "--logging_steps"):
+        assert any(line.startswith(f"  {name} ") for line in output)
     text = {line.split()[0]: line for line in lines if line.startswith("  --")}
     assert text["--num_train_epochs"].endswith("Default: 3.")
     assert text["--bf16"].endswith("Default: true on Ampere and newer GPUs.")

@@ -120,6 +120,8 @@ def test_fsdp_is_refused(tmp_path):
         with pytest.raises(InputError, match="Remove the flag: under DDP"):
             FineTuningArguments(str(tmp_path), fsdp=fsdp, use_cpu=True)
     assert FineTuningArguments(str(tmp_path), fsdp="false", use_cpu=True).fsdp is None
+    with pytest.raises(InputError, match=r"^--deepspeed is not supported\. .* with DDP"):
+        FineTuningArguments(str(tmp_path), deepspeed="zero.json", use_cpu=True)
 
 
 def test_trainers_set_tf32_as_the_arguments_say(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snugbert.cli.model_arguments import ConversionArguments
+from snugbert.cli.model_arguments import ConversionArguments, HubArguments, TokenizerArguments
 from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
 
@@ -40,6 +40,10 @@ def test_yaml_values_stay_text_and_dictionaries_become_json(tmp_path):
         ("yes: {a: 1}", "run.yaml: unknown argument --yes"),
         ("trian-files: b", r"run.yaml: unknown argument --trian-files\. Did you mean --train_files\?"),
         ("config: a", "run.yaml: config files cannot be nested"),
+        ("optim_args: {a", "run.yaml: while parsing a flow mapping"),
+        ("yes: 1\ntrue: 2", "run.yaml: unknown argument --yes"),
+        ("train_files: [{a: b}]", "run.yaml: a value of train_files is neither text nor a number"),
+        ("optim_args: {a: " + "9" * 5000 + "}", "run.yaml: Exceeds the limit"),
         ("- a", "run.yaml must contain only `name: value` lines"),
     ],
 )
@@ -48,12 +52,44 @@ def test_unsupported_yaml_is_refused(text, message, tmp_path):
         parse(text, tmp_path / "run.yaml")
 
 
+def test_config_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "run.yaml").write_bytes(b"train_files: \xff")
+    for name, message in {"run.yaml": "'utf-8' codec can't decode", "no.yaml": "No such file"}.items():
+        with pytest.raises(InputError, match=f"^--config: .*{name}: .*{message}"):
+            parse_arguments((Arguments,), ["--config", str(tmp_path / name)], "snugbert test", "A test.")
+
+
+@pytest.mark.parametrize(
+    ("line", "warns"),
+    [("trust_remote_code: true", True), ("trust-remote-code: True", True), ("trust_remote_code: no", False)],
+)
+def test_a_file_that_trusts_remote_code_gives_a_warning(line, warns, tmp_path, caplog):
+    (tmp_path / "run.yaml").write_text(f"{line}\ntokenizer_name: x\n")
+    argv = ["--config", str(tmp_path / "run.yaml")]
+    (arguments,) = parse_arguments((TokenizerArguments,), argv, "snugbert test", "A test.")
+    assert arguments.trust_remote_code == warns
+    assert ("run.yaml sets trust_remote_code: code from the Hub will run" in caplog.text) == warns
+
+
+def test_a_url_where_only_a_local_folder_works_is_refused():
+    argv = ["in", "out", "--to", "bert", "--cache_dir", "s3://key:secret@bucket/cache"]
+    message = r"^--cache_dir: s3://bucket/cache is a URL\. Use a local folder\.$"
+    with pytest.raises(InputError, match=message):
+        parse_arguments((ConversionArguments, HubArguments), argv, "snugbert convert", "A test.")
+
+
 def test_positional_arguments_switches_and_a_config_file(tmp_path):
-    argv = ["in", "out", "--do_lower_case", "--overwrite_output_dir", "--to", "bert"]
+    """A switch does not take the next positional argument as its value."""
+    argv = ["--do_lower_case", "in", "out", "--overwrite_output_dir", "--to", "bert"]
     (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
     assert (args.input, args.output, args.do_lower_case, args.overwrite_output_dir) == ("in", "out", True, True)
     (tmp_path / "run.yaml").write_text("to: roberta\ndo_lower_case: true\nmax_shard_size: 1GB\n")
     for flags in (["--no_do_lower_case"], ["--do_lower_case", "false"]):
-        argv = ["in", "out", *flags, "--config", str(tmp_path / "run.yaml")]
+        argv = ["in", *flags, "out", "--config", str(tmp_path / "run.yaml")]
         (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
         assert (args.output, args.to, args.do_lower_case, args.max_shard_size) == ("out", "roberta", False, "1GB")
+    for line, expected in {"no_do_lower_case: true": False, "no_do_lower_case: no": True}.items():
+        (tmp_path / "run.yaml").write_text(f"to: bert\n{line}\n")
+        argv = ["in", "out", "--config", str(tmp_path / "run.yaml")]
+        (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
+        assert args.do_lower_case is expected

@@ -7,26 +7,12 @@ import pytest
 from transformers import TrainingArguments
 
 from snugbert.cli.arguments import TRAINING_RANGES, check_ranges
-from snugbert.data.data_arguments import PreparationArguments
+from snugbert.cli.main import _import
 from snugbert.data.sources import ExampleArguments
 from snugbert.errors import InputError
-from snugbert.tasks.task_arguments import GlueDataArguments, NerDataArguments, SquadDataArguments
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
-from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments
-
-# Python API and command line share these classes.
-CLASSES = (
-    PretrainingArguments,
-    FineTuningArguments,
-    PretrainingDataArguments,
-    PreparationArguments,
-    VocabularyArguments,
-    GlueDataArguments,
-    SquadDataArguments,
-    NerDataArguments,
-    ExampleArguments,
-)
+from snugbert_cli import COMMANDS
 
 
 @pytest.mark.parametrize(
@@ -35,7 +21,7 @@ CLASSES = (
         ("gradient_accumulation_steps", 0, "0 must be at least 1"),
         ("num_train_epochs", 0, "0 must be above 0"),
         ("max_grad_norm", -1, "-1 must be at least 0"),
-        ("label_smoothing_factor", 2, "2 must be at least 0 and at most 1"),
+        ("label_smoothing_factor", 1, "1 must be at least 0 and below 1"),
         ("learning_rate", math.inf, "inf must be a finite number"),
         ("adam_epsilon", math.nan, "nan must be a finite number"),
         ("seed", 2**32, "4294967296 must be at least 0 and at most 4294967295"),
@@ -62,10 +48,13 @@ def test_data_arguments_out_of_range(name, value, message):
 def test_every_numeric_argument_has_a_range():
     """A new argument of SnugBERT needs one, unless it is checked elsewhere or every number is valid."""
     numbers = (int, float, int | None, float | None)
-    numeric = [field for dtype in CLASSES for field in fields(dtype) if field.type in numbers]
+    classes = {_import(name) for command in COMMANDS.values() for name in command.arguments}
+    numeric = [field for dtype in classes for field in fields(dtype) if field.type in numbers]
     stock = {field.name for field in fields(TrainingArguments)}
     unchecked = {field.name for field in numeric if not field.metadata.get("range")} - stock
-    assert unchecked == {"max_seq_length", "null_score_diff_threshold"} and TRAINING_RANGES.keys() <= stock
+    elsewhere = {"max_position_embeddings", "max_seq_length", "null_score_diff_threshold"}
+    elsewhere |= {"num_student_layers", "port"}
+    assert unchecked == elsewhere and TRAINING_RANGES.keys() <= stock
 
 
 def test_values_with_a_meaning_of_their_own_are_allowed(tmp_path):

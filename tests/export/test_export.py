@@ -10,6 +10,7 @@ import family_checkpoints
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from huggingface_hub import ModelCard
 from parity import HEADS
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -182,6 +183,12 @@ def test_similarities_are_scored(checkpoint, tmp_path, data_dir):
         ("Model", ["--to", "onnx", "--calibration_file", __file__], "--calibration_file needs --dtype int8"),
         ("Model", ["--to", "onnx", "--text_file", "none.txt"], "--text_file: none.txt: no such file"),
         ("ForMaskedLM", ["--to", "onnx", "--validation_file", __file__], "ForMaskedLM cannot be scored"),
+        ("Model", ["--to", "onnx", "--task_name", "sst2"], "--task_name needs --validation_file"),
+        (
+            "Model",
+            ["--to", "onnx", "--validation_file", __file__, "--text_column_names", "a,b"],
+            "--text_column_names does not apply to Model. Remove the flag",
+        ),
         ("Model", ["--to", "tensorrt"], "--to: unknown value 'tensorrt'"),
     ],
 )
@@ -193,8 +200,14 @@ def test_errors(checkpoint, tmp_path, capsys, head, arguments, message):
 
 def test_python_arguments(checkpoint, tmp_path):
     """The dtype may be from torch."""
-    with pytest.raises(InputError, match="--dtype: unknown value 'bfloat16'"):
-        export_model("model", tmp_path / "out", "bert", dtype=torch.bfloat16)
+    examples = {"validation_file": __file__, "eval_dataset": Dataset.from_dict({"text": ["good"], "label": [1]})}
+    for to, arguments, message in (
+        ("bert", {"dtype": torch.bfloat16}, "--dtype: unknown value 'bfloat16'"),
+        ("onx", {}, r"--to: unknown value 'onx'\. Did you mean onnx\?"),
+        ("bert", examples, "--validation_file and eval_dataset cannot be combined"),
+    ):
+        with pytest.raises(InputError, match=message):
+            export_model("model", tmp_path / "out", to, **arguments)
     assert export_model(checkpoint("Model"), tmp_path / "out", "bert", dtype=torch.float16).dtype == "float16"
     assert SnugBertModel.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.float16
 

@@ -288,6 +288,19 @@ def test_other_tokenizers_keep_their_class(model_folder, tmp_path):
         convert_model(model_folder, tmp_path / "code", "bert")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"to": "brt"}, r"--to: unknown value 'brt'\. Did you mean bert\?"),
+        ({"to": "bert", "dtype": "int8"}, "--dtype: unknown value 'int8'"),
+        ({"to": "bert", "max_shard_size": "5XB"}, "--max_shard_size: Unit 'XB' not supported"),
+    ],
+)
+def test_arguments_are_checked_before_the_model_is_read(arguments, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        convert_model(tmp_path / "nothing", tmp_path / "out", **arguments)
+
+
 def test_the_command_prints_a_summary(tmp_path, capsys):
     ours, _ = ours_and_stock("ForNextSentencePrediction")
     ours.save_pretrained(tmp_path / "snug")

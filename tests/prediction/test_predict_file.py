@@ -226,6 +226,14 @@ def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, mo
     assert main(arguments) == 2  # the output exists
 
 
+def test_an_output_that_another_process_writes_in_the_meantime_is_kept(checkpoint, tmp_path, monkeypatch):
+    output, make_predictor = tmp_path / "out.jsonl", run.make_predictor
+    monkeypatch.setattr(run, "make_predictor", lambda *a, **k: output.touch() or make_predictor(*a, **k))
+    files = ["--input_file", str(write_rows(tmp_path / "rows.jsonl", [{"text": "a"}])), "--output_file", str(output)]
+    assert main(["predict", "--model_name_or_path", str(checkpoint("ForSequenceClassification")), *files]) == 2
+    assert output.read_bytes() == b""
+
+
 def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, caplog):
     model = checkpoint("ForSequenceClassification")
     source, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
@@ -269,20 +277,26 @@ ROW = '{"text": "a"}'
         ("ForMaskedLM", "a.jsonl", ROW, "", "names BertForMaskedLM. Expected a fine-tuned model"),
         (ANSWERS, "a.jsonl", ROW, "", "no columns 'question' and 'context'. Columns: 'text'. Set"),
         (TEXT, "a.jsonl", '{"a": 1}', "", "'text' or column 'sentence'. Columns: 'a'. Set --"),
-        (TEXT, "a.jsonl", ROW, "--text_column_names a,b,c", "--text_column_names must name 1 or 2 of its columns"),
-        (TEXT, "a.jsonl", ROW, "--text_column_names txt", "1 or 2 of its columns. Columns: 'text'."),
+        (TEXT, "a.jsonl", ROW, "--text_column_names a,b,c", "this model reads 1 or 2 text columns, not 3"),
+        (TEXT, "a.jsonl", ROW, "--text_column_names txt", "no column 'txt'. Columns: 'text'."),
         (TEXT, "a.jsonl", '{"title": "a", "body": "b"}', "", "Columns: 'title', 'body'. Set --"),
         (TEXT, "a.jsonl", '{"text": "a", "probabilities": 1}', "", "'probabilities' would be overwritten"),
         (TEXT, "a.jsonl", ROW, "--output_file a.csv", "must be a file that ends in .jsonl"),
         (TEXT, "a.csv", "a", "--output_file a.tsv", "must be a file that ends in .jsonl or, like the input,"),
         (TEXT, "a.jsonl", ROW, "--shard 3/2", "--shard '3/2' must be i/n"),
         (TEXT, "a.jsonl", ROW, "--input_file none.jsonl", "--input_file: none.jsonl: no such file."),
-        (TEXT, "a.jsonl", "", "", "no row of "),
-        (TEXT, "a.csv", "text,id\n", "", "no row of "),
-        (TEXT, "a.jsonl", '{"text": null}', "--on_bad_text skip --text_column_names text", "no row of "),
+        (TEXT, "a.jsonl", "", "", "has no rows."),
+        (TEXT, "a.csv", "text,id\n", "", "has no rows."),
+        (
+            TEXT,
+            "a.jsonl",
+            '{"text": null}',
+            "--on_bad_text skip --text_column_names text",
+            "no rows that can be read",
+        ),
         (TEXT, "a.csv", "größe,text\n1,a\n", "", "a.csv, line 1: not UTF-8"),
         (TEXT, "a.txt", "a text\n", "", "--input_file: only models that label tokens can read"),
-        (TAGS, "a.conll", "", "", "no row of "),
+        (TAGS, "a.conll", "", "", "has no rows."),
         (TAGS, "a.conll", "a O\nb\n", "", "a.conll, line 2: expected 2 columns as in line 1, found 1: 'b'"),
         (TAGS, "a.conll", "a O\n", "--text_column_names tokens", "columns of a CoNLL file have no names"),
         (TAGS, "a.conll", "ü O\n", "--on_bad_text skip", "a.conll, line 1: not UTF-8"),

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import family_checkpoints
@@ -13,7 +14,7 @@ import forked
 import psutil
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import snugbert.prediction.predict_file as run
@@ -50,6 +51,21 @@ def predict_and_stall(arguments: list[str]) -> int:
     return predict_forked(arguments)
 
 
+def predict_and_die_in_a_reply(arguments: list[str]) -> int:
+    answer = Predictor.answer
+
+    def send_half(self, reply, write=None):
+        os.write(self.fileno(), bytes(reply[: len(reply) // 2]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def answer_and_die(self, examples):
+        Connection._send = send_half
+        return answer(self, examples)
+
+    Predictor.answer = answer_and_die
+    return predict_forked(arguments)
+
+
 def predict_on_gpus(arguments: list[str]) -> int:
     """As if there were three GPUs. Models run on the CPU."""
     torch.accelerator.device_count = lambda: 3
@@ -78,7 +94,7 @@ def list_arguments(model: Path, output: str, *arguments: object) -> list[str]:
     return ["predict", "--model_name_or_path", str(model), *files, *map(str, arguments)]
 
 
-@pytest.mark.parametrize("kind", ["pairs", "questions", "embeddings"])
+@pytest.mark.parametrize("kind", ["pairs", "entities", "questions", "embeddings", "means", "scores"])
 def test_any_number_of_processes_writes_the_same_bytes(tmp_path, monkeypatch, caplog, kind):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "WINDOW_ROWS", 8)
@@ -88,13 +104,22 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path, monkeypatch, ca
         write_model(model, "ForSequenceClassification")
         rows = [{"id": row, "text": text, "text_pair": texts[-row]} for row, text in enumerate(texts)]
         options = ["--max_seq_length", 64]
+    elif kind == "entities":
+        labels = dict(enumerate(["O", "B-PER", "I-PER"]))
+        write_model(model, "ForTokenClassification", id2label=labels, label2id={name: i for i, name in labels.items()})
     elif kind == "questions":
         write_model(model, "ForQuestionAnswering")
         rows = [{"question": "who was it?", "context": text} for text in [*texts, " ".join(WORDS * 20)]]
-    else:
+    elif kind == "scores":
+        bert = write_model(tmp_path / "bert", "ForSequenceClassification", num_labels=1)
+        CrossEncoder(str(bert)).save_pretrained(str(model))
+        rows = [{"query": "who was it?", "text": text} for text in texts]
+    elif kind == "embeddings":
         encoder = Transformer(str(write_model(tmp_path / "bert", "Model")))
         pooling = Pooling(encoder.get_embedding_dimension(), "mean")
         SentenceTransformer(modules=[encoder, pooling]).save_pretrained(str(model))
+    else:
+        write_model(model, "Model")
     write_rows(rows)
     assert main(list_arguments(model, "1.jsonl", *options)) == 0
     (truncation,) = [line for line in caplog.messages if "are longer than" in line] or [""]
@@ -159,6 +184,14 @@ def test_signals_end_all_processes_and_the_run_continues(tmp_path, monkeypatch):
     process = forked.run(predict_forked, arguments)
     assert process.returncode == 0 and "continuing after 24 rows" in process.stderr
     assert Path("out.jsonl").read_bytes() == Path("straight.jsonl").read_bytes()
+
+
+def test_a_process_that_is_killed_in_a_reply_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = write_model(tmp_path / "model", "ForSequenceClassification")
+    write_rows({"text": text} for text in make_texts())
+    process = forked.run(predict_and_die_in_a_reply, list_arguments(model, "out.jsonl", "--num_processes", 2))
+    assert process.returncode == 2 and "a process ended" in process.stderr
 
 
 def test_by_default_each_gpu_has_a_process(tmp_path, monkeypatch):
