@@ -56,7 +56,7 @@ def test_a_task_names_the_columns_and_fits_the_head(classifier):
     renamed = [{"a": row["question"], "b": row["title"], "text": "no"} for row in rows()]
     task = TextClassification(text_column_names="a, b")
     assert Predictor(classifier, task=task).predict(renamed) == expected
-    with pytest.raises(InputError, match="no column 'a'. Columns: 'title', 'question'"):
+    with pytest.raises(InputError, match=r"no column 'a'\. Columns: 'title', 'question'"):
         Predictor(classifier, task=task).predict(rows())
     with pytest.raises(InputError, match="model: a SnugBertForSequenceClassification does not fit the task Tagging"):
         Predictor(classifier, task=Tagging())
