@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -32,10 +31,11 @@ from snugbert.families.students import hash_model
 from snugbert.files import hash_json, replacing
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.storage.inputs import work_folder
-from snugbert.tasks.base import Problem, Sources, Task
-from snugbert.tasks.outputs import UNLABELED, Output
+from snugbert.tasks.base import Sources, Task
+from snugbert.tasks.outputs import Output
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.losses import distillation_loss
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import digest_features
 from snugbert.trainers.finetuning.sweep_file import DISTILLATION_SETTINGS
@@ -137,45 +137,6 @@ def collate_soft_targets(
         [torch.from_numpy(targets.logits[first[row] : first[row + 1]]) for row in rows]
     )
     return batch
-
-
-def distillation_loss(
-    student: torch.Tensor,
-    teacher: torch.Tensor,
-    labels: torch.Tensor,
-    kind: Problem,
-    temperature: float,
-    weight: float,
-) -> torch.Tensor:
-    """Returns `weight` * soft + (1 - `weight`) * hard, summed over the items.
-
-    Soft is KL(teacher, student), both at the temperature, times the temperature squared, so that gradients keep their
-    size (Hinton et al., 2015, section 2). With several labels per example, each label is a distribution of two
-    outcomes. For regression, soft is the squared difference. Hard is the usual loss, or 0 for an item without a label.
-
-    `student` and `teacher` are logits, *Shape:* (I, C). `labels` are ids, *Shape:* (I,), for several labels per item
-    0.0 or 1.0, *Shape:* (I, C), and for regression numbers, *Shape:* (I,). Without a label: `UNLABELED` or NaN.
-    """
-    student, teacher = student.float(), teacher.to(student.device).float()
-
-    def log_probabilities(logits: torch.Tensor) -> torch.Tensor:
-        logits = logits / temperature
-        if kind == "single_label_classification":
-            return logits.log_softmax(-1)
-        return torch.stack([F.logsigmoid(logits), F.logsigmoid(-logits)])
-
-    if kind == "regression":
-        soft = F.mse_loss(student, teacher, reduction="sum")
-    else:
-        divergence = F.kl_div(log_probabilities(student), log_probabilities(teacher), reduction="sum", log_target=True)
-        soft = divergence * temperature**2
-    if kind == "single_label_classification":
-        hard = F.cross_entropy(student, labels, ignore_index=UNLABELED, reduction="sum")
-    else:
-        labels = labels.view(student.shape)
-        loss = F.mse_loss if kind == "regression" else F.binary_cross_entropy_with_logits
-        hard = loss(student, labels.nan_to_num(), reduction="none").masked_fill(labels.isnan(), 0).sum()
-    return weight * soft + (1 - weight) * hard
 
 
 # --- the teacher --------------------------------------------------------------------------------------------------

@@ -38,14 +38,10 @@ from snugbert.tasks.evaluation_set import EvaluationSet, make_evaluation_set
 from snugbert.tasks.outputs import PADDING
 from snugbert.trainers.finetuning.finetuning_arguments import COMPARED_SETTINGS, FineTuningArguments
 from snugbert.trainers.finetuning.layers import find_depths, prepare_layers
+from snugbert.trainers.finetuning.losses import class_weights, weighted_loss
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import collect_results, compared_settings
-from snugbert.trainers.finetuning.settled_arguments import (
-    EarlyStopping,
-    class_weights,
-    settle_arguments,
-    weighted_loss,
-)
+from snugbert.trainers.finetuning.settled_arguments import EarlyStopping, settle_arguments
 from snugbert.trainers.run.folder import ClearOutputDir, check_disk_space
 from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer

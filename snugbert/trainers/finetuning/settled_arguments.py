@@ -1,18 +1,13 @@
-"""Arguments that depend on the task and the model: learning rate, metric, class weights, when to evaluate and stop."""
+"""Arguments that depend on the task and the model: learning rate, metric, when to evaluate and stop."""
 
 import logging
-from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import torch
-import torch.nn.functional as F
 from transformers import EarlyStoppingCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError, shorten
-from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.finetuning.finetuning_arguments import MAIN_METRIC, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 
@@ -88,51 +83,6 @@ def _choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
         task.metrics += (chosen,)
         task.training_metrics = task.training_metrics and (*task.training_metrics, chosen)
     args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
-
-
-def class_weights(given: str | Mapping[str, Any], prepared: PreparedTask) -> torch.Tensor:
-    """Returns the weight of each class in the loss. *Shape:* (classes,)
-
-    "balanced" gives labels / (classes * labels of the class), as in scikit-learn. Classes without a weight get 1.
-    """
-    labels = prepared.task.labels
-    if labels is None or not prepared.has_classes or prepared.train_features is None:
-        raise InputError(f"--class_weights: {prepared.task.name} needs training examples with exactly one class each.")
-    if given == "balanced":
-        (column,) = prepared.task.output.label_columns
-        ids = np.concatenate([np.atleast_1d(value) for value in prepared.train_features[column][:]])
-        counts = np.bincount(ids[ids >= 0], minlength=len(labels))
-        return torch.tensor(counts.sum() / (np.count_nonzero(counts) * counts.clip(1)), dtype=torch.float32)
-    if isinstance(given, str):
-        given = dict(part.rpartition("=")[::2] for part in given.split(","))
-    try:
-        weights = {label: float(weight) for label, weight in given.items()}
-    except (AttributeError, TypeError, ValueError):
-        weights = {}
-    if not weights or not weights.keys() <= set(labels) or not all(0 < w < np.inf for w in weights.values()):
-        raise InputError(
-            f"--class_weights: expected LABEL=WEIGHT with a positive weight, not {given}. Labels: {', '.join(labels)}."
-        )
-    return torch.tensor([weights.get(label, 1.0) for label in labels])
-
-
-def weighted_loss(weights: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Returns a `compute_loss_func` for Trainer: cross entropy in which a label of class c counts `weights[c]` times.
-
-    The sum is divided by the number of labels, not by the sum of their weights. So the loss is exact under gradient
-    accumulation. `weights` are on the device of the model.
-    """
-
-    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        logits = outputs["logits"].float()
-        if num_items_in_batch is None:
-            num_items_in_batch = (labels != IGNORE_INDEX).sum()
-        # A batch may have no labels.
-        count = torch.as_tensor(num_items_in_batch, device=logits.device).clamp(min=1)
-        logits, labels = logits.view(-1, logits.shape[-1]), labels.view(-1)
-        return F.cross_entropy(logits, labels, weights, ignore_index=IGNORE_INDEX, reduction="sum") / count
-
-    return loss
 
 
 class EarlyStopping(EarlyStoppingCallback):

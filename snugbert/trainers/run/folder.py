@@ -61,12 +61,11 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     output = find_output(output_dir)
     if output is not None and output.folder != output_dir:  # one of several runs, whose command has locked the store
         output = None
-    is_locked = holds_lock(output_dir / LOCK_NAME) or (is_dry_run and output is None)
     with ExitStack() as stack:
         with raise_together():
             if training_args.should_save and is_dry_run and output is None:
                 _check_folder(output_dir)
-            if training_args.should_save and not is_locked:
+            elif training_args.should_save and not holds_lock(output_dir / LOCK_NAME):
                 if not output_dir.exists():
                     stack.callback(_remove_if_empty, output_dir)  # after a failed start
                 stack.enter_context(lock_file(output_dir / LOCK_NAME, LOCK_SECONDS))

@@ -29,7 +29,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import DivergedError
 from snugbert.trainers.finetuning.layers import find_depths, reinitialize_layers
-from snugbert.trainers.finetuning.settled_arguments import class_weights
+from snugbert.trainers.finetuning.losses import class_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -6,7 +6,7 @@ from finetuning_examples import HEADS, examples, new_distillation_trainer, new_m
 from parity import assert_same_gradients, perturb
 
 from snugbert.tasks.outputs import UNLABELED
-from snugbert.trainers.finetuning.distillation_trainer import distillation_loss
+from snugbert.trainers.finetuning.losses import distillation_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

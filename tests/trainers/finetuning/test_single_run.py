@@ -22,7 +22,7 @@ from snugbert.errors import InputError
 from snugbert.tasks.base import Baseline, Features
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-from snugbert.trainers.finetuning.settled_arguments import class_weights
+from snugbert.trainers.finetuning.losses import class_weights
 from snugbert.trainers.finetuning.single_run import (
     ADVICE,
     ADVICE_WITHOUT_TRAINING,
