@@ -172,18 +172,11 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes attention and returns its weights.
+    """Computes attention, with the arguments of transformers' attention functions.
 
-    Args:
-        module: the attention module.
-        query, key, value: *Shape:* (B, heads, L, D)
-        attention_mask: boolean, or added to the scores; None for no mask. *Shape:* broadcasts to (B, heads, L, L)
-        scaling: multiplies the scores.
-        dropout: dropout probability of the weights.
-        kwargs: ignored.
+    For the mask, which broadcasts to (B, heads, L, L), see [`mask_scores`].
 
-    Returns:
-        The output (B, L, heads, D) and the attention weights (B, heads, L, L).
+    *Shape:* (B, heads, L, D) each -> the output (B, L, heads, D) and the attention weights (B, heads, L, L)
     """
     scores = mask_scores(query @ key.transpose(-2, -1) * scaling, attention_mask)
     weights = scores.softmax(dim=-1)
@@ -195,13 +188,8 @@ def eager_attention_forward(
 def compute_buckets(distances: torch.Tensor, buckets: int, longest: int) -> torch.Tensor:
     """Computes DeBERTa's buckets of distances (He et al., 2021, `make_log_bucket_position` in transformers).
 
-    Args:
-        distances: position of a token minus position of another token, of any shape.
-        buckets: number of buckets in each direction. Each distance up to half of this number has its own bucket.
-        longest: distances from `longest` - 1 on share the last bucket.
-
-    Returns:
-        -`buckets` to `buckets`, with the sign of the distance. *Shape:* as `distances`
+    The result is -`buckets` to `buckets`, with the sign of the distance. Each distance up to half of `buckets` has its
+    own bucket, and distances from `longest` - 1 on share the last one. *Shape:* (...) -> (...)
     """
     half = buckets // 2
     far = (distances.abs().clamp(min=half) / half).log()
@@ -214,15 +202,10 @@ def compute_buckets(distances: torch.Tensor, buckets: int, longest: int) -> torc
 def score_distances(
     query: torch.Tensor, key: torch.Tensor, position_keys: torch.Tensor, position_queries: torch.Tensor
 ) -> torch.Tensor:
-    """Computes scores of content to position and of position to content (He et al., 2021, equation 2).
+    """Computes unscaled scores of content to position and of position to content (He et al., 2021, equation 2).
 
-    Args:
-        query, key: *Shape:* (B, heads, L, D)
-        position_keys: keys of the distances from L - 1 to -L between query and key. *Shape:* (heads, 2 L, D)
-        position_queries: queries of the distances from 1 - L to L. *Shape:* (heads, 2 L, D)
-
-    Returns:
-        Unscaled scores. *Shape:* (B, heads, L, L)
+    `position_keys` are the keys of the distances from L - 1 to -L between query and key, and `position_queries` the
+    queries of the distances from 1 - L to L. *Shape:* (B, heads, L, D), (heads, 2 L, D) -> (B, heads, L, L)
     """
     content_to_position = shift_distances(query @ position_keys.transpose(1, 2))
     position_to_content = shift_distances(key @ position_queries.transpose(1, 2))
@@ -536,11 +519,8 @@ class SnugBertEncoder(nn.Module):
             batch: the batch.
             query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
                 only these tokens. This layer must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
-            kwargs: passed on to the layers, among them `layout`.
-
-        Returns:
-            `last_hidden_state` (1, T, H), or (1, Q, H) with `query_indices`. With a `layout` or without a `batch`,
-            (B, L, H).
+            kwargs: passed on to the layers, among them `layout`. With it or without a `batch`, `last_hidden_state` has
+                the shape (B, L, H), otherwise (1, T, H) or (1, Q, H).
         """
         arguments = {} if batch is None else attention_arguments(self.config, batch, None)
         distances = None
@@ -705,14 +685,10 @@ def _classification_loss(
     size_name: str,
     name: str = "labels",
 ) -> torch.Tensor:
-    """Computes cross entropy, ignoring labels of -100.
+    """Computes cross entropy, ignoring labels of -100. *Shape:* (..., classes), (...) -> ()
 
-    Args:
-        logits: *Shape:* (..., classes)
-        labels: *Shape:* (...)
-        num_items_in_batch: see [`_divide_loss`].
-        size_name: the option that sets the number of classes, for error messages.
-        name: the argument name of the labels, for error messages.
+    Error messages contain `name`, the argument of the labels, and `size_name`, the option that sets the number of
+    classes.
     """
     if labels.numel() != logits[..., 0].numel():
         check_shape(name, labels, tuple(logits.shape[:-1]))
@@ -726,17 +702,8 @@ def has_hooks(modules: Iterable[nn.Module]) -> bool:
     """Whether hooks see the inputs or outputs of `modules`. Hooks of transformers and of FSDP do not count."""
     if torch.compiler.is_compiling():
         return False
-    hooks = [
-        hook
-        for module in modules
-        for table in (
-            module._forward_pre_hooks,
-            module._forward_hooks,
-            module._backward_pre_hooks,
-            module._backward_hooks,
-        )
-        for hook in table.values()
-    ]
+    tables = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    hooks = [hook for module in modules for table in tables for hook in getattr(module, table).values()]
     return any(not str(hook.__module__).startswith(("transformers.", "torch.distributed.")) for hook in hooks)
 
 
@@ -942,14 +909,10 @@ class SnugBertPreTrainingHeads(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicts labeled tokens. A trainer compiles this, so that torch fuses the loss with the head.
 
-        Args:
-            hidden_states: labeled tokens only. *Shape:* (1, M, H)
-            targets: the token to predict. *Shape:* (M,)
-            detach_logits: whether the returned logits have no gradient. Otherwise, the backward pass of a compiled
-                head allocates a gradient of zeros.
+        Returns logits and the sum of their cross entropies. With `detach_logits`, the logits have no gradient.
+        Otherwise, the backward pass of a compiled head allocates a gradient of zeros.
 
-        Returns:
-            Logits (M, V), and the sum of their cross entropies ().
+        *Shape:* labeled tokens only, (1, M, H), (M,) -> (M, V), ()
         """
         logits = self.predictions(hidden_states).squeeze(0)
         return logits.detach() if detach_logits else logits, cross_entropy_sum(logits, targets)
@@ -997,9 +960,6 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         Returns:
             The encoder's output; the logits, (M, V) if sparse, else in the caller's layout; the loss summed over
             labeled tokens, None without labels; and the number of labeled tokens.
-
-        Raises:
-            ValueError: `output_last_hidden_state` without labels, in a vmap, or with all hidden states.
         """
         if output_last_hidden_state and (labels is None or is_transformed() or kwargs.get("output_hidden_states")):
             raise ValueError(
@@ -1310,17 +1270,10 @@ def _check_windows(num_windows: torch.Tensor, num_sequences: int):
 
 
 def _average_windows(logits: torch.Tensor, documents: torch.Tensor, num_documents: int) -> torch.Tensor:
-    """Averages the logits of each document's windows.
+    """Averages the logits of each document's windows. *Shape:* (N, C), (N,) -> (`num_documents`, C)
 
     A masked sum has the same order on all devices, so that runs resume bit for bit. `index_add` on a GPU does not.
-
-    Args:
-        logits: logits of N windows. *Shape:* (N, C)
-        documents: the document of each window; -1 for windows that do not count. *Shape:* (N,)
-        num_documents: number of documents, D.
-
-    Returns:
-        *Shape:* (D, C)
+    `documents`: the document of each window; -1 for windows that do not count.
     """
     belongs = documents == torch.arange(num_documents, device=documents.device)[:, None]
     sums = torch.where(belongs[..., None], upcast(logits), 0.0).sum(1)
