@@ -138,11 +138,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads the values as in transformers. Translates other families' values.
-
-        Raises:
-            ValueError: SnugBERT cannot express the model.
-        """
+        """Reads the values as in transformers. Translates other families' values, see [`convert_family_config`]."""
         values, unused = super().get_config_dict(*args, **kwargs)
         if values.get("model_type") in LOADABLE_TYPES:
             values = convert_family_config(values) | {"model_type": cls.model_type}  # another type causes a warning
@@ -150,11 +146,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Builds a configuration from the contents of a `config.json`, also of another family.
-
-        Raises:
-            ValueError: SnugBERT cannot express the model.
-        """
+        """Builds a configuration from the contents of a `config.json`, also of another family."""
         return super().from_dict(convert_family_config(config_dict), **kwargs)
 
     @classmethod
@@ -251,9 +243,6 @@ def get_windows(config: Any) -> tuple[int, int] | None:
     """Returns how a classifier reads long texts: maximum tokens of a window, and tokens that neighbors share.
 
     Fine-tuning with `--doc_stride` stores these numbers. None: the model reads one window. Longer texts are truncated.
-
-    Raises:
-        ValueError: the stored values are damaged.
     """
     stored = getattr(config, "document_windows", None)
     if not stored:
@@ -275,11 +264,9 @@ def compute_max_length(config: SnugBertConfig) -> int:
 
 
 def compute_head_size(config: SnugBertConfig) -> int:
-    """Computes the dimensions of an attention head.
+    """Computes the dimensions of an attention head, or raises a ValueError if no model can be built.
 
-    Raises:
-        ValueError: `hidden_size` is not a multiple of `num_attention_heads`, so no model can be built. The
-            configuration itself is accepted, as in stock BERT, because tools set the two values one after the other.
+    The configuration itself is accepted, as in stock BERT, because tools set the two sizes one after the other.
     """
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(

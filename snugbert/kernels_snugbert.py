@@ -130,36 +130,24 @@ class SnugBertDropout(nn.Dropout):
 
 
 class Group(NamedTuple):
-    """Sequences of similar length, padded to the longest of them. Only attention uses this padding.
+    """Sequences of similar length, padded to the longest of them. Only attention uses this padding."""
 
-    Attributes:
-        size: number of sequences, n.
-        longest_query, longest_key: largest number of queries (at least 1) and of keys in a sequence.
-        query_indices, key_indices: token index of each padded position. Padding repeats the sequence's last token. A
-            slice if the sequences are adjacent and have the same length. *Shape:* (n x longest,)
-        query_padding: padded positions that hold no query; None if there are none. *Shape:* (positions,)
-        mask: 0 at keys, minus infinity at padding; None without padding. *Shape:* (n x heads, 1, longest)
-    """
-
-    size: int
-    longest_query: int
+    size: int  # number of sequences, n
+    longest_query: int  # largest number of queries in a sequence, at least 1
     longest_key: int
+    # Token index of each padded position. Padding repeats the sequence's last token. A slice if the sequences are
+    # adjacent and have the same length. Shape: (n x longest,)
     query_indices: torch.Tensor | slice
     key_indices: torch.Tensor | slice
-    query_padding: torch.Tensor | None
-    mask: torch.Tensor | None
+    query_padding: torch.Tensor | None  # padded positions that hold no query. None: there are none
+    mask: torch.Tensor | None  # 0 at keys, minus infinity at padding. None: no padding. Shape: (n x heads, 1, longest)
 
 
 class Groups(NamedTuple):
-    """All sequences of a packed batch, in groups.
-
-    Attributes:
-        groups: the groups.
-        query_positions, key_positions: position of each token in the concatenated groups; None if the order is the
-            same. *Shape:* (tokens,)
-    """
+    """All sequences of a packed batch, in groups."""
 
     groups: list[Group]
+    # Position of each token in the concatenated groups. None: the order is the same. Shape: (tokens,)
     query_positions: torch.Tensor | None
     key_positions: torch.Tensor | None
 

@@ -102,39 +102,26 @@ def scatter(
 
 @dataclass
 class SnugBertBatch:
-    """All tokens of a batch in one row without padding, and their layout in the caller's batch.
+    """All tokens of a batch in one row without padding, and their layout in the caller's batch."""
 
-    Attributes:
-        inputs: token ids (1, T), or word embeddings (1, T, E).
-        token_type_ids, position_ids: segment and position of each token. *Shape:* (1, T)
-        shape: rows and columns of the caller's batch, (B, L).
-        token_indices: index of each token in the caller's flattened batch; None if nothing was dropped. *Shape:* (T,)
-        cu_seq_lens: start of each sequence, then T. *Shape:* (N + 1,), int32
-        max_length: length of the longest sequence, or an upper bound.
-        first_tokens: index of each sequence's first token. *Shape:* (N,)
-        empty: True for sequences without tokens; None if there are none. *Shape:* (N,)
-        padded: whether the batch keeps its padding, so that T = B x L. This is the case with a 4-D mask, and in a
-            traced model (compiled, exported), where shapes must not depend on the mask.
-        attention_mask: mask of the attention scores if `padded`. Otherwise `cu_seq_lens` is enough.
-        token_mask: True at tokens, False at padding, if `padded` and known. *Shape:* (B, L)
-        label_indices: index of each labeled token in the row; None if unknown. *Shape:* (M,)
-        first_padding: index of the first sequence of padding in a filled row; None if unknown.
-    """
-
-    inputs: torch.Tensor
-    token_type_ids: torch.Tensor
-    position_ids: torch.Tensor
-    shape: tuple[int, int]
-    token_indices: torch.Tensor | None
-    cu_seq_lens: torch.Tensor
-    max_length: int
-    first_tokens: torch.Tensor
-    empty: torch.Tensor | None
+    inputs: torch.Tensor  # token ids (1, T), or word embeddings (1, T, E)
+    token_type_ids: torch.Tensor  # (1, T)
+    position_ids: torch.Tensor  # (1, T)
+    shape: tuple[int, int]  # rows and columns of the caller's batch, (B, L)
+    token_indices: (
+        torch.Tensor | None
+    )  # of each token in the caller's flattened batch, (T,). None: nothing was dropped
+    cu_seq_lens: torch.Tensor  # start of each sequence, then T; (N + 1,), int32
+    max_length: int  # of a sequence, or an upper bound
+    first_tokens: torch.Tensor  # index of each sequence's first token, (N,)
+    empty: torch.Tensor | None  # True for sequences without tokens, (N,). None: there are none
+    # Whether the batch keeps its padding, so that T = B x L. This is the case with a 4-D mask, and in a traced model
+    # (compiled, exported), where shapes must not depend on the mask.
     padded: bool = False
-    attention_mask: torch.Tensor | None = None
-    token_mask: torch.Tensor | None = None
-    label_indices: torch.Tensor | None = None
-    first_padding: int | None = None
+    attention_mask: torch.Tensor | None = None  # of the scores if `padded`. Otherwise `cu_seq_lens` is enough
+    token_mask: torch.Tensor | None = None  # True at tokens, False at padding, if `padded` and known, (B, L)
+    label_indices: torch.Tensor | None = None  # of each labeled token in the row, (M,). None: unknown
+    first_padding: int | None = None  # the first sequence of padding in a filled row. None: unknown
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Gathers the tokens of a caller's tensor into one row. *Shape:* (B, L, ...) -> (1, T, ...)"""

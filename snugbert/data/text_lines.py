@@ -27,15 +27,10 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @dataclass(frozen=True)
 class RemoteText:
-    """A text file in a bucket. It has the methods of `Path` that reading needs, and is read without a copy.
+    """A text file in a bucket. It has the methods of `Path` that reading needs, and is read without a copy."""
 
-    Attributes:
-        url: may contain credentials. Messages and files use `str()` of this object, without credentials.
-        size, version: see [`Entry`]. They were read when the file was listed.
-    """
-
-    url: str = field(repr=False)
-    size: int
+    url: str = field(repr=False)  # may contain credentials. Messages and files use `str()` of this object
+    size: int  # this and the version, see [`Entry`], were read when the file was listed
     version: str
 
     def __str__(self) -> str:
