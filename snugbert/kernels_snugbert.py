@@ -336,11 +336,8 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(Q K' x scaling) V with dropout on the softmax, group by group and a chunk of heads at a time.
 
-    With `tables`, each score includes the relative positions' part.
-
-    Returns:
-        The output, and what the backward pass needs, in one tensor (empty unless `saves`). There, a minus sign marks
-        dropped weights. *Shape:* (queries, heads, D), (values,)
+    With `tables`, each score includes the relative positions' part. Also returns what the backward pass needs, in one
+    tensor (empty unless `saves`). There, a minus sign marks dropped weights. *Shape:* (queries, heads, D), (values,)
     """
     heads = query.shape[1]
     shapes = _saved_shapes(groups, *query.shape[1:]) if saves else []

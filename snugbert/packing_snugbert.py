@@ -108,9 +108,7 @@ class SnugBertBatch:
     token_type_ids: torch.Tensor  # (1, T)
     position_ids: torch.Tensor  # (1, T)
     shape: tuple[int, int]  # rows and columns of the caller's batch, (B, L)
-    token_indices: (
-        torch.Tensor | None
-    )  # of each token in the caller's flattened batch, (T,). None: nothing was dropped
+    token_indices: torch.Tensor | None  # of each token in the caller's flattened batch, (T,). None: all are kept
     cu_seq_lens: torch.Tensor  # start of each sequence, then T; (N + 1,), int32
     max_length: int  # of a sequence, or an upper bound
     first_tokens: torch.Tensor  # index of each sequence's first token, (N,)
@@ -353,7 +351,7 @@ WRONG_BOUNDARIES = (
 
 
 def _check_boundaries(starts: list[int], tokens: int, max_length: int | None) -> int:
-    """Checks the boundaries, and returns the length of the longest sequence."""
+    """Returns the length of the longest sequence."""
     lengths = [after - before for before, after in pairwise(starts)]
     if starts[0] != 0 or starts[-1] != tokens:
         raise ValueError(

@@ -108,7 +108,7 @@ def choose_splits(
         train = ("train",) if "train" in available else ()
         requested = (*train, "unlabeled", *(split for split in requested if split != "train"))
     if not requested:
-        raise InputError("no data to train or evaluate on. Pass --train_file or --validation_file.")
+        raise InputError("no data to train or evaluate on. Pass --train_file, --validation_file or --dataset_name.")
     for split in requested:
         if split not in available:
             raise InputError(f"no {split} {examples}. Pass --{split}_file.")

@@ -53,15 +53,12 @@ class DocumentTokenizer:
         language: ISO 639-1 code of the language whose rules split lines into sentences. None if each line is a
             sentence.
         store_words: whether to return which tokens continue a word. This takes 15 to 32 % more time.
-
-    Attributes:
-        dtype: uint16 or uint32, the type of the token ids.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, language: str | None, store_words: bool = False):
         self.language = language
         self.vocab_size = len(tokenizer)
-        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)  # of token ids
         definition = tokenizer_definition(tokenizer)
         self.stores_words = store_words
         self._backend = _make_backend(json.dumps(definition))

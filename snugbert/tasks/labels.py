@@ -119,7 +119,6 @@ def _warn_about_similar_labels(labels: list[str]) -> None:
 
 
 def _distinct_labels(split: TextSplit) -> set[str]:
-    """Returns the labels of a labeled split."""
     return {label for value in split.labels for label in (value if split.multi_label else [value])}
 
 

@@ -226,7 +226,6 @@ def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
 
 
 def _choose_answer(spans: list[Candidate], null: Candidate | None, n_best_size: int, null_threshold: float) -> Answer:
-    """Chooses the answer to a question."""
     listed, odds = spans or [NO_ANSWER], None
     if null is not None:
         rank = sum(span.score >= null.score for span in spans)

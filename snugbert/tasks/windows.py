@@ -23,10 +23,8 @@ def tokenize_texts(
 ) -> tuple[dict[str, pa.ChunkedArray], np.ndarray]:
     """Makes columns of model inputs, with one list per text or pair. Truncates the longer text of a pair first.
 
-    `source` names what is tokenized, for the progress display. Empty: nothing is displayed.
-
-    Returns:
-        The columns, and how many tokens were cut from each text or pair. *Shape:* (texts,)
+    Also returns how many tokens were cut from each text or pair, (texts,). `source` names what is tokenized, for the
+    progress display. Empty: nothing is displayed.
     """
     parts: dict[str, list[pa.Array]] = {name: [] for name in tokenizer.model_input_names}
     cut: list[int] = []
@@ -66,7 +64,6 @@ def _split_rows(texts: Sequence[list[str]], source: str) -> Iterator[list[list[s
 def _count_cut_tokens(
     tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], encoded: Any, max_length: int
 ) -> list[int]:
-    """Counts the tokens that truncation cut from each text or pair."""
     cut = [0] * len(rows[0])
     full = [index for index, ids in enumerate(encoded["input_ids"]) if len(ids) >= max_length]
     if len(rows) == 1 and encoded.encodings is not None:

@@ -25,15 +25,12 @@ from transformers import PreTrainedTokenizerBase, TokenizersBackend
 from snugbert.data.languages import DEFAULT, primary_language
 from snugbert.errors import InputError
 from snugbert.progress import Progress
-from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
+from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SPECIAL_TOKENS, SnugBertTokenizer
 
 TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe"]
 KINDS: tuple[TokenizerKind, ...] = ("wordpiece", "bpe", "byte-bpe")
 Merge = tuple[str, str]
 
-# These tokens get ids 0 to 4. In Google's vocabularies, they have ids 0 and 100 to 103, between [unused] tokens. The
-# difference does not matter, because tokenizers look up special tokens by name.
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Number of characters that get a token. Both of Google's English vocabularies have 997. Scripts with more characters
 # get enough tokens to cover 0.9995 of the text, as in sentencepiece, so that Chinese characters are not [UNK].
 ALPHABET_SIZE = 1000
