@@ -53,11 +53,10 @@ class Decisions(NamedTuple):
     def describe_calibration(self) -> dict[str, Any]:
         """Returns the entry `calibration` of a config.json.
 
-        The weights already contain the temperature, so it must not be applied again.
-
-        It has `temperature`; the calibration errors `ece_before` and `ece_after` (cross-fitted); and the numbers of
-        all `examples` and of `correct` ones by hundredths of their confidence, each as text of 100 numbers. An example is
-        correct if all its labels are.
+        The weights already contain the temperature, so it must not be applied again. The other values are the
+        calibration errors `ece_before` and `ece_after` (cross-fitted), and the numbers of all `examples` and of
+        `correct` ones by hundredths of their confidence, each as text of 100 numbers. An example is correct if all its
+        labels are.
         """
         facts: dict[str, Any] = {"temperature": self.rule.temperature}
         for name, answers in (("ece_before", self.plain), ("ece_after", self.fitted)):

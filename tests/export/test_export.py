@@ -18,8 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from snugbert import SnugBertModel
 from snugbert.errors import InputError
 from snugbert.export import graph, onnx_engine, stock_engine
-from snugbert.export.export import export_model
-from snugbert.export.texts import make_batches, make_texts
+from snugbert.export.export import export_model, make_batches, make_texts
 from snugbert.families.comparing import FLOAT32_TOLERANCE, find_difference
 from snugbert_cli import main
 
