@@ -208,29 +208,24 @@ class SnugBertConfig(PreTrainedConfig):
         for name in ("initializer_range", "layer_norm_eps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` must be at least 0, not {getattr(self, name)}.")
-        if self.problem_type not in (None, *PROBLEM_TYPES):
-            raise ValueError(f"Unknown `problem_type` {self.problem_type!r}. Expected {', '.join(PROBLEM_TYPES)}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"`pad_token_id` {self.pad_token_id} is outside the vocabulary of {self.vocab_size}.")
-        for name in ("hidden_act", "pooler_act", "prediction_act"):
-            if getattr(self, name) not in ACT2FN and (name, getattr(self, name)) != ("prediction_act", None):
-                raise ValueError(f"Unknown `{name}` {getattr(self, name)!r}. Expected {', '.join(sorted(ACT2FN))}.")
-        if self.position_embedding_type not in POSITION_EMBEDDING_TYPES:
-            raise ValueError(
-                f"Unknown `position_embedding_type` {self.position_embedding_type!r}. Expected "
-                f"{', '.join(POSITION_EMBEDDING_TYPES)}."
-            )
+        choices = {
+            **dict.fromkeys(("hidden_act", "pooler_act", "prediction_act"), sorted(ACT2FN)),
+            "problem_type": PROBLEM_TYPES,
+            "position_embedding_type": POSITION_EMBEDDING_TYPES,
+            "classification_head": CLASSIFICATION_HEADS,
+        }
+        for name, known in choices.items():
+            value, is_optional = getattr(self, name), name in ("prediction_act", "problem_type")
+            if value not in known and not (is_optional and value is None):
+                raise ValueError(f"Unknown `{name}` {value!r}. Expected {', '.join(known)}.")
         if self.position_embedding_type == "sinusoidal" and compute_embedding_size(self) % 2:
             raise ValueError(
                 f"Sinusoidal positions need an even `embedding_size`, not {compute_embedding_size(self)}."
             )
         if self.position_embedding_type == "after_padding" and self.pad_token_id is None:
             raise ValueError('`pad_token_id` is missing. Positions of type "after_padding" start after this id.')
-        if self.classification_head not in CLASSIFICATION_HEADS:
-            raise ValueError(
-                f"Unknown `classification_head` {self.classification_head!r}. Expected "
-                f"{' or '.join(CLASSIFICATION_HEADS)}."
-            )
 
 
 # Not attributes of the configuration, because a file may have a field of any name.

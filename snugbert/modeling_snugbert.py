@@ -247,7 +247,7 @@ class SnugBertSelfAttention(nn.Module):
         rows: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Computes attention.
+        """Computes attention. Returns (1, Q, H) or (B, L, H), and the weights (N, heads, L, L) if they are computed.
 
         Args:
             hidden_states: all tokens. *Shape:* (1, T, H), or (B, L, H) without the arguments after `query_states`
@@ -256,12 +256,6 @@ class SnugBertSelfAttention(nn.Module):
             score_mask, batch_size, padded_shape, token_indices, kwargs: from [`attention_arguments`].
             distances, rows: embeddings of distances and their order, from [`SnugBertEncoder.embed_distances`]; None
                 without relative positions.
-
-        Returns:
-            The output (1, Q, H) or (B, L, H), and the weights (N, heads, L, L) if the implementation returns them.
-
-        Raises:
-            ValueError: `distances` are missing.
         """
         if distances is None and self.config.position_embedding_type == "relative":
             raise ValueError(
@@ -710,12 +704,7 @@ def has_hooks(modules: Iterable[nn.Module]) -> bool:
 class SnugBertModel(SnugBertPreTrainedModel):
     """The encoder without a head. Returns the last hidden states and the pooled first token.
 
-    Args:
-        config: the configuration.
-        add_pooling_layer: whether to add a pooler.
-
-    Raises:
-        ValueError: `hidden_size` is not a multiple of `num_attention_heads`.
+    `add_pooling_layer`: whether to add a pooler.
     """
 
     def __init__(self, config: SnugBertConfig, add_pooling_layer: bool = True):

@@ -80,10 +80,9 @@ class _Batches(CalibrationDataReader):
         return next(self._batches, None)
 
 
-def load(folder: Path, threads: int | None = None) -> Run:
-    """Opens an exported model. Without `threads`, the engine chooses their number."""
+def load(folder: Path) -> Run:
+    """Opens an exported model."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3  # no warnings about initializers that no node uses
     session = onnxruntime.InferenceSession(folder / FOLDER / FILE, options, providers=["CPUExecutionProvider"])
     inputs, outputs = ([each.name for each in put] for put in (session.get_inputs(), session.get_outputs()))

@@ -140,8 +140,8 @@ def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, monke
 def test_a_wrong_export_is_refused_and_nothing_is_written(checkpoint, tmp_path, monkeypatch):
     load = onnx_engine.load
 
-    def load_wrong(folder, threads=None):
-        run = load(folder, threads)
+    def load_wrong(folder):
+        run = load(folder)
         return lambda batch: {name: values + 2e-4 for name, values in run(batch).items()}
 
     monkeypatch.setattr(onnx_engine, "load", load_wrong)
