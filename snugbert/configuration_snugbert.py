@@ -157,9 +157,6 @@ class SnugBertConfig(PreTrainedConfig):
             size (`str`): `"tiny"` (2 layers, hidden size 128, 2 heads), `"mini"` (4, 256, 4), `"small"` (4, 512, 8),
                 `"medium"` (8, 512, 8), `"base"` (12, 768, 12) or `"large"` (24, 1024, 16).
             overrides: values of other fields, by name.
-
-        Raises:
-            ValueError: the size is unknown.
         """
         if size not in SIZES:
             raise ValueError(f"Unknown size {size!r}. Sizes: {', '.join(SIZES)}.")

@@ -483,9 +483,8 @@ class SnugBertEncoder(nn.Module):
     def embed_distances(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeds the distances between the tokens of sequences of length L (`length`).
 
-        Returns:
-            The embeddings of R buckets (R, H), and for each distance the index of its bucket (2, 2 L): from L - 1 to
-            -L, and from 1 - L to L. -L and L do not occur, but [`score_distances`] needs their columns.
+        Returns embeddings of R buckets (R, H), and for each distance the index of its bucket (2, 2 L): from L - 1 to
+        -L, and from 1 - L to L. -L and L do not occur, but [`score_distances`] needs their columns.
         """
         buckets = self.config.position_buckets
         # Up to half of the buckets, each distance has its own bucket. A traced graph uses one size for all lengths.

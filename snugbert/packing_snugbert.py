@@ -139,11 +139,8 @@ class SnugBertBatch:
         return values
 
     def sequence_layout(self) -> tuple[torch.Tensor, tuple[int, int]]:
-        """Computes a layout with one row per sequence.
-
-        Returns:
-            The index of each token in the flattened layout (T,), and the shape of the layout: the caller's shape if
-            the batch was padded, else (N, `max_length`).
+        """Returns a layout with one row per sequence: the index of each token in the flattened layout, (T,), and its
+        shape. This is the caller's shape if the batch was padded, else (N, `max_length`).
         """
         order = torch.arange(self.inputs.shape[1], device=self.cu_seq_lens.device)
         if self.num_sequences == self.shape[0]:

@@ -23,15 +23,11 @@ RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' defa
 
 
 def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
-    """Concatenates sequences.
+    """Concatenates sequences: `input_ids` and other columns with one value per token, each a list of arrays.
 
-    `token_columns`: `input_ids` and any other columns with one value per token. Each column is a list with one array
-    per sequence. *Shape:* (tokens,)
-
-    Returns:
-        The columns (1, T); `position_ids` (1, T), which restart at 0 in each sequence; `cu_seq_lens_q` (N + 1,) in
-        int32, the start of each sequence, then T; `max_length_q`, the length of the longest sequence; and
-        `label_indices` (M,), the index of each labeled token, if there is a column `labels`.
+    Returns the columns (1, T); `position_ids` (1, T), which restart at 0 in each sequence; `cu_seq_lens_q` (N + 1,) in
+    int32, the start of each sequence, then T; `max_length_q`, the length of the longest sequence; and
+    `label_indices` (M,), the index of each labeled token, if there is a column `labels`.
     """
     lengths = np.array([len(ids) for ids in token_columns["input_ids"]])
     if not lengths.all():

@@ -63,10 +63,8 @@ def make_tokenizer(
     byte-level BPE, a word's first token includes the space before it, even at the start of a text, and [MASK] replaces
     both. So a word always gets the same tokens, even in lists of words.
 
-    Args:
-        tokens: the vocabulary in the order of ids, including [`SPECIAL_TOKENS`].
-        do_lower_case: whether to lowercase text. Default: true, but false for byte-level BPE.
-        strip_accents: whether to remove accents. Default: as `do_lower_case`.
+    `tokens` are the vocabulary in the order of ids, including [`SPECIAL_TOKENS`]. By default, text is lowercased
+    except in byte-level BPE, and `strip_accents` is as `do_lower_case`.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if do_lower_case is None:
@@ -175,9 +173,8 @@ def learn_tokens(
 
     `words`: number of occurrences of each word, from [`count_words`]. Above 10^9 in total, counts are scaled down.
 
-    Returns:
-        The tokens in the order of their ids: the five special tokens, characters that begin a word, characters inside
-        words (or the 256 bytes), and longer tokens as learned. And the merged pairs in order.
+    Returns the tokens in the order of their ids, and the merged pairs in order. The special tokens come first, then
+    characters that begin a word, characters inside words (or the 256 bytes), and longer tokens as learned.
     """
     if kind == "byte-bpe":
         prefix = None
