@@ -1152,9 +1152,7 @@ class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
         logits = self.cls.seq_relationship(outputs.pooler_output)
-        loss = None
-        if labels is not None:
-            loss = _classification_loss(logits, labels, num_items_in_batch, NSP_CLASSES)
+        loss = None if labels is None else _classification_loss(logits, labels, num_items_in_batch, NSP_CLASSES)
         return NextSentencePredictorOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
