@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -264,12 +265,8 @@ def make_texts(tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[str]
 
 def read_text_file(file: Path, limit: int | None = None) -> list[str]:
     """Reads at most `limit` lines of a text file that are not empty, also from .gz and .zst files."""
-    texts: list[str] = []
-    for line in read_text_lines(file):
-        if line.strip():
-            texts.append(line.strip())
-        if len(texts) == limit:
-            break
+    lines = map(str.strip, read_text_lines(file))
+    texts = list(islice(filter(None, lines), limit))
     if not texts:
         raise InputError(f"{file}: no text. Expected a text per line.")
     return texts
