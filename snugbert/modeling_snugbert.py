@@ -75,7 +75,7 @@ from .packing_snugbert import (
     warn_once,
 )
 
-NSP_CLASSES = "next-sentence classes:"  # for error messages about labels
+NSP_CLASSES, CHOICES = "next-sentence classes:", "number of choices"  # for error messages about labels
 SINUSOID_BASE = 10000.0  # Vaswani et al. (2017), section 3.5
 
 
@@ -1422,9 +1422,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
         examples = batch.num_sequences // num_choices  # with -1, an exported model would reject 1 example
         logits = self.classifier(self.dropout(outputs.pooler_output)).view(examples, num_choices)
-        loss = None
-        if labels is not None:
-            loss = _classification_loss(logits, labels, num_items_in_batch, "number of choices")
+        loss = None if labels is None else _classification_loss(logits, labels, num_items_in_batch, CHOICES)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
