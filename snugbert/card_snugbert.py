@@ -140,12 +140,8 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
 
     If the model was loaded from a folder or repository with a card by `snugbert`, and the weights are unchanged, that
     card is pushed, without its plots. Cards by users are not replaced, and neither are Trainer's, which contain
-    metrics.
-
-    Args:
-        folder: the files to upload: the weights, and as `README.md` the repository's card or transformers' template,
-            with the tags that the caller passed.
-        repo_id: the repository on the Hub.
+    metrics. `folder` has the files to upload: the weights, and as `README.md` the repository's card or transformers'
+    template, with the tags that the caller passed.
     """
     file = folder / "README.md"
     present: Any = ModelCard.load(file)

@@ -138,11 +138,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads the values as in transformers. Translates other families' values.
-
-        Raises:
-            ValueError: SnugBERT cannot express the model.
-        """
+        """Reads the values as in transformers. Translates other families' values, see [`convert_family_config`]."""
         values, unused = super().get_config_dict(*args, **kwargs)
         if values.get("model_type") in LOADABLE_TYPES:
             values = convert_family_config(values) | {"model_type": cls.model_type}  # another type causes a warning
@@ -150,11 +146,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Builds a configuration from the contents of a `config.json`, also of another family.
-
-        Raises:
-            ValueError: SnugBERT cannot express the model.
-        """
+        """Builds a configuration from the contents of a `config.json`, also of another family."""
         return super().from_dict(convert_family_config(config_dict), **kwargs)
 
     @classmethod
@@ -165,9 +157,6 @@ class SnugBertConfig(PreTrainedConfig):
             size (`str`): `"tiny"` (2 layers, hidden size 128, 2 heads), `"mini"` (4, 256, 4), `"small"` (4, 512, 8),
                 `"medium"` (8, 512, 8), `"base"` (12, 768, 12) or `"large"` (24, 1024, 16).
             overrides: values of other fields, by name.
-
-        Raises:
-            ValueError: the size is unknown.
         """
         if size not in SIZES:
             raise ValueError(f"Unknown size {size!r}. Sizes: {', '.join(SIZES)}.")
@@ -216,29 +205,24 @@ class SnugBertConfig(PreTrainedConfig):
         for name in ("initializer_range", "layer_norm_eps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` must be at least 0, not {getattr(self, name)}.")
-        if self.problem_type not in (None, *PROBLEM_TYPES):
-            raise ValueError(f"Unknown `problem_type` {self.problem_type!r}. Expected {', '.join(PROBLEM_TYPES)}.")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"`pad_token_id` {self.pad_token_id} is outside the vocabulary of {self.vocab_size}.")
-        for name in ("hidden_act", "pooler_act", "prediction_act"):
-            if getattr(self, name) not in ACT2FN and (name, getattr(self, name)) != ("prediction_act", None):
-                raise ValueError(f"Unknown `{name}` {getattr(self, name)!r}. Expected {', '.join(sorted(ACT2FN))}.")
-        if self.position_embedding_type not in POSITION_EMBEDDING_TYPES:
-            raise ValueError(
-                f"Unknown `position_embedding_type` {self.position_embedding_type!r}. Expected "
-                f"{', '.join(POSITION_EMBEDDING_TYPES)}."
-            )
+        choices = {
+            **dict.fromkeys(("hidden_act", "pooler_act", "prediction_act"), sorted(ACT2FN)),
+            "problem_type": PROBLEM_TYPES,
+            "position_embedding_type": POSITION_EMBEDDING_TYPES,
+            "classification_head": CLASSIFICATION_HEADS,
+        }
+        for name, known in choices.items():
+            value, is_optional = getattr(self, name), name in ("prediction_act", "problem_type")
+            if value not in known and not (is_optional and value is None):
+                raise ValueError(f"Unknown `{name}` {value!r}. Expected {', '.join(known)}.")
         if self.position_embedding_type == "sinusoidal" and compute_embedding_size(self) % 2:
             raise ValueError(
                 f"Sinusoidal positions need an even `embedding_size`, not {compute_embedding_size(self)}."
             )
         if self.position_embedding_type == "after_padding" and self.pad_token_id is None:
             raise ValueError('`pad_token_id` is missing. Positions of type "after_padding" start after this id.')
-        if self.classification_head not in CLASSIFICATION_HEADS:
-            raise ValueError(
-                f"Unknown `classification_head` {self.classification_head!r}. Expected "
-                f"{' or '.join(CLASSIFICATION_HEADS)}."
-            )
 
 
 # Not attributes of the configuration, because a file may have a field of any name.
@@ -251,9 +235,6 @@ def get_windows(config: Any) -> tuple[int, int] | None:
     """Returns how a classifier reads long texts: maximum tokens of a window, and tokens that neighbors share.
 
     Fine-tuning with `--doc_stride` stores these numbers. None: the model reads one window. Longer texts are truncated.
-
-    Raises:
-        ValueError: the stored values are damaged.
     """
     stored = getattr(config, "document_windows", None)
     if not stored:
@@ -275,11 +256,9 @@ def compute_max_length(config: SnugBertConfig) -> int:
 
 
 def compute_head_size(config: SnugBertConfig) -> int:
-    """Computes the dimensions of an attention head.
+    """Computes the dimensions of an attention head, or raises a ValueError if no model can be built.
 
-    Raises:
-        ValueError: `hidden_size` is not a multiple of `num_attention_heads`, so no model can be built. The
-            configuration itself is accepted, as in stock BERT, because tools set the two values one after the other.
+    The configuration itself is accepted, as in stock BERT, because tools set the two sizes one after the other.
     """
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(

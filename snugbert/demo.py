@@ -216,19 +216,12 @@ def _run(model: Any, inputs: Any) -> Any:
 
 
 class Form(NamedTuple):
-    """A form of the page.
+    """A form of the page."""
 
-    Attributes:
-        title: of the tab and the button.
-        answer: called with the model, the tokenizer and the texts.
-        inputs: the labels of the texts.
-        outputs: label -> Gradio's component.
-    """
-
-    title: str
-    answer: Callable[..., Any]
-    inputs: tuple[str, ...]
-    outputs: dict[str, str]
+    title: str  # of the tab and the button
+    answer: Callable[..., Any]  # called with the model, the tokenizer and the texts
+    inputs: tuple[str, ...]  # labels of the texts
+    outputs: dict[str, str]  # label -> Gradio's component
 
 
 PAIR = ("Text", "Second text")

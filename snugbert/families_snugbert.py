@@ -64,10 +64,7 @@ CLASSIFIER_NAMES = _make_patterns(DENSE_CLASSIFIER_NAMES)
 def convert_family_config(values: dict[str, Any]) -> dict[str, Any]:
     """Converts the contents of a `config.json` of one of `FAMILY_TYPES` to SnugBERT's fields.
 
-    Other configurations are returned as they are.
-
-    Raises:
-        ValueError: SnugBERT cannot express the model.
+    Other configurations are returned as they are. Raises a ValueError if SnugBERT cannot express the model.
     """
     model_type = values.get("model_type")
     if model_type not in FAMILY_TYPES:

@@ -130,36 +130,24 @@ class SnugBertDropout(nn.Dropout):
 
 
 class Group(NamedTuple):
-    """Sequences of similar length, padded to the longest of them. Only attention uses this padding.
+    """Sequences of similar length, padded to the longest of them. Only attention uses this padding."""
 
-    Attributes:
-        size: number of sequences, n.
-        longest_query, longest_key: largest number of queries (at least 1) and of keys in a sequence.
-        query_indices, key_indices: token index of each padded position. Padding repeats the sequence's last token. A
-            slice if the sequences are adjacent and have the same length. *Shape:* (n x longest,)
-        query_padding: padded positions that hold no query; None if there are none. *Shape:* (positions,)
-        mask: 0 at keys, minus infinity at padding; None without padding. *Shape:* (n x heads, 1, longest)
-    """
-
-    size: int
-    longest_query: int
+    size: int  # number of sequences, n
+    longest_query: int  # largest number of queries in a sequence, at least 1
     longest_key: int
+    # Token index of each padded position. Padding repeats the sequence's last token. A slice if the sequences are
+    # adjacent and have the same length. Shape: (n x longest,)
     query_indices: torch.Tensor | slice
     key_indices: torch.Tensor | slice
-    query_padding: torch.Tensor | None
-    mask: torch.Tensor | None
+    query_padding: torch.Tensor | None  # padded positions that hold no query. None: there are none
+    mask: torch.Tensor | None  # 0 at keys, minus infinity at padding. None: no padding. Shape: (n x heads, 1, longest)
 
 
 class Groups(NamedTuple):
-    """All sequences of a packed batch, in groups.
-
-    Attributes:
-        groups: the groups.
-        query_positions, key_positions: position of each token in the concatenated groups; None if the order is the
-            same. *Shape:* (tokens,)
-    """
+    """All sequences of a packed batch, in groups."""
 
     groups: list[Group]
+    # Position of each token in the concatenated groups. None: the order is the same. Shape: (tokens,)
     query_positions: torch.Tensor | None
     key_positions: torch.Tensor | None
 
@@ -167,9 +155,7 @@ class Groups(NamedTuple):
 def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, heads: int) -> Groups:
     """Groups sequences of similar length, so that attention spends almost nothing on padding.
 
-    Args:
-        cu_seq_lens_q, cu_seq_lens_k: start of each sequence's queries and keys, then the total. *Shape:* (N + 1,)
-        heads: number of attention heads. Each head has a row in the masks.
+    `cu_seq_lens_q` and `cu_seq_lens_k` are the start of each sequence's queries and keys, then the total, (N + 1,).
     """
     return _group(tuple(cu_seq_lens_q.tolist()), tuple(cu_seq_lens_k.tolist()), heads, GROUP_COST)
 
@@ -350,11 +336,8 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(Q K' x scaling) V with dropout on the softmax, group by group and a chunk of heads at a time.
 
-    With `tables`, each score includes the relative positions' part.
-
-    Returns:
-        The output, and what the backward pass needs, in one tensor (empty unless `saves`). There, a minus sign marks
-        dropped weights. *Shape:* (queries, heads, D), (values,)
+    With `tables`, each score includes the relative positions' part. Also returns what the backward pass needs, in one
+    tensor (empty unless `saves`). There, a minus sign marks dropped weights. *Shape:* (queries, heads, D), (values,)
     """
     heads = query.shape[1]
     shapes = _saved_shapes(groups, *query.shape[1:]) if saves else []
@@ -550,21 +533,18 @@ def grouped_attention(
     tables: Sequence[torch.Tensor] = (),
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Computes attention within each sequence of a packed batch, on the CPU.
+    """Computes attention within each sequence of a packed batch, on the CPU. Returns a tensor like `query`.
 
     Args:
         query: at least one query. *Shape:* (queries, heads, D)
         key, value: keys and values. *Shape:* (tokens, heads, D)
-        cu_seq_lens_q, cu_seq_lens_k: start of each sequence's queries and keys, then the total. *Shape:* (N + 1,)
+        cu_seq_lens_q, cu_seq_lens_k: see [`group_by_length`].
         scaling: multiplies the scores.
         dropout: dropout probability of the attention weights, below 1. Rounded to a multiple of 2^-16.
         tables: keys of the distances from M - 1 to -M between query and key, and queries of the distances from 1 - M
             to M, for DeBERTa's relative positions. M is at least the longest sequence. All tokens must be queries.
             Not supported under torch.compile. Empty: no relative positions. *Shape:* (heads, 2 M, D)
         kwargs: ignored.
-
-    Returns:
-        The weighted values. *Shape:* (queries, heads, D)
     """
     tensors, boundaries = (query, key, value), (cu_seq_lens_q, cu_seq_lens_k)
     if torch.compiler.is_compiling():
@@ -702,18 +682,8 @@ def ragged_attention(
     memory-efficient attention otherwise. Both accept sequences without tokens, but no queries without keys. No kernel
     computes in float64, so float64 uses a mask.
 
-    Args:
-        query: at least one query. *Shape:* (Q, heads, D)
-        key, value: *Shape:* (T, heads, D)
-        cu_seq_lens_q, cu_seq_lens_k: start of each sequence's queries and keys, then the total. *Shape:* (N + 1,),
-            int32
-        max_length_q, max_length_k: largest number of queries and of keys in a sequence, or upper bounds.
-        scaling: multiplies the scores.
-        dropout: dropout probability of the attention weights, below 1.
-        kwargs: ignored.
-
-    Returns:
-        The weighted values. *Shape:* (Q, heads, D)
+    The arguments are as in [`grouped_attention`], with boundaries in int32. `max_length_q` and `max_length_k` are the
+    largest number of queries and of keys in a sequence, or upper bounds.
     """
     if query.dtype == torch.float64:
         return _attention_in_float64(query, key, value, cu_seq_lens_q, cu_seq_lens_k, scaling, dropout)
@@ -763,14 +733,8 @@ def is_plain_linear(layer: nn.Module) -> bool:
 def joined_linear(values: torch.Tensor, layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, ...]:
     """Computes several layers of the same input with one product. The weights are concatenated in each call.
 
-    On a GPU one large product is faster than several small products. Each gradient is one product, too.
-
-    Args:
-        values: *Shape:* (..., H)
-        layers: plain linear layers with a bias, see [`is_plain_linear`].
-
-    Returns:
-        The output of each layer. They are views of one tensor. *Shape:* (..., size of the layer)
+    On a GPU one large product is faster than several small products. Each gradient is one product, too. The layers are
+    plain, see [`is_plain_linear`]. The outputs are views of one tensor. *Shape:* (..., H) -> (..., size of the layer)
     """
     # Autocast converts the concatenated weight. Converting each weight first would take more kernels.
     weight = torch.cat([layer.weight for layer in layers])
@@ -782,14 +746,7 @@ def padded_linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     """Computes `values @ weight.T + bias` with rows of zeros appended to `weight`, and cuts the result.
 
     A GPU multiplies 16-bit matrices fast if their sizes are multiples of 8. BERT's vocabulary size, 30,522, is not.
-
-    Args:
-        values: *Shape:* (..., H)
-        weight: *Shape:* (V, H)
-        bias: *Shape:* (V,)
-
-    Returns:
-        A view of the padded product. *Shape:* (..., V)
+    The result is a view of the padded product. *Shape:* (..., H), (V, H), (V,) -> (..., V)
     """
     size = len(weight)
     padding = -size % MULTIPLE
@@ -845,14 +802,10 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Computes the sum of the cross entropies, in float32 or wider.
+    """Computes the sum of the cross entropies, in float32 or wider. *Shape:* (M, V), (M,) -> ()
 
-    Args:
-        logits: scores in any dtype. Only a chunk at a time is copied to float32. *Shape:* (M, V)
-        targets: class of each row, -100 for rows to ignore. *Shape:* (M,)
-
-    Returns:
-        The sum. For M = 0 it is 0 and has a gradient. *Shape:* ()
+    Only a chunk of the logits at a time is copied to float32. A target of -100 is ignored. For M = 0, the sum is 0 and
+    has a gradient.
     """
     if is_tracing():  # torch.compile fuses these operations
         return F.cross_entropy(upcast(logits), targets, ignore_index=IGNORE_INDEX, reduction="sum")

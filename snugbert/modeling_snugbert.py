@@ -75,7 +75,7 @@ from .packing_snugbert import (
     warn_once,
 )
 
-NSP_CLASSES = "next-sentence classes:"  # for error messages about labels
+NSP_CLASSES, CHOICES = "next-sentence classes:", "number of choices"  # for error messages about labels
 SINUSOID_BASE = 10000.0  # Vaswani et al. (2017), section 3.5
 
 
@@ -172,18 +172,11 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes attention and returns its weights.
+    """Computes attention, with the arguments of transformers' attention functions.
 
-    Args:
-        module: the attention module.
-        query, key, value: *Shape:* (B, heads, L, D)
-        attention_mask: boolean, or added to the scores; None for no mask. *Shape:* broadcasts to (B, heads, L, L)
-        scaling: multiplies the scores.
-        dropout: dropout probability of the weights.
-        kwargs: ignored.
+    For the mask, which broadcasts to (B, heads, L, L), see [`mask_scores`].
 
-    Returns:
-        The output (B, L, heads, D) and the attention weights (B, heads, L, L).
+    *Shape:* (B, heads, L, D) each -> the output (B, L, heads, D) and the attention weights (B, heads, L, L)
     """
     scores = mask_scores(query @ key.transpose(-2, -1) * scaling, attention_mask)
     weights = scores.softmax(dim=-1)
@@ -195,13 +188,8 @@ def eager_attention_forward(
 def compute_buckets(distances: torch.Tensor, buckets: int, longest: int) -> torch.Tensor:
     """Computes DeBERTa's buckets of distances (He et al., 2021, `make_log_bucket_position` in transformers).
 
-    Args:
-        distances: position of a token minus position of another token, of any shape.
-        buckets: number of buckets in each direction. Each distance up to half of this number has its own bucket.
-        longest: distances from `longest` - 1 on share the last bucket.
-
-    Returns:
-        -`buckets` to `buckets`, with the sign of the distance. *Shape:* as `distances`
+    The result is -`buckets` to `buckets`, with the sign of the distance. Each distance up to half of `buckets` has its
+    own bucket, and distances from `longest` - 1 on share the last one. *Shape:* (...) -> (...)
     """
     half = buckets // 2
     far = (distances.abs().clamp(min=half) / half).log()
@@ -214,15 +202,10 @@ def compute_buckets(distances: torch.Tensor, buckets: int, longest: int) -> torc
 def score_distances(
     query: torch.Tensor, key: torch.Tensor, position_keys: torch.Tensor, position_queries: torch.Tensor
 ) -> torch.Tensor:
-    """Computes scores of content to position and of position to content (He et al., 2021, equation 2).
+    """Computes unscaled scores of content to position and of position to content (He et al., 2021, equation 2).
 
-    Args:
-        query, key: *Shape:* (B, heads, L, D)
-        position_keys: keys of the distances from L - 1 to -L between query and key. *Shape:* (heads, 2 L, D)
-        position_queries: queries of the distances from 1 - L to L. *Shape:* (heads, 2 L, D)
-
-    Returns:
-        Unscaled scores. *Shape:* (B, heads, L, L)
+    `position_keys` are the keys of the distances from L - 1 to -L between query and key, and `position_queries` the
+    queries of the distances from 1 - L to L. *Shape:* (B, heads, L, D), (heads, 2 L, D) -> (B, heads, L, L)
     """
     content_to_position = shift_distances(query @ position_keys.transpose(1, 2))
     position_to_content = shift_distances(key @ position_queries.transpose(1, 2))
@@ -264,7 +247,7 @@ class SnugBertSelfAttention(nn.Module):
         rows: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Computes attention.
+        """Computes attention. Returns (1, Q, H) or (B, L, H), and the weights (N, heads, L, L) if they are computed.
 
         Args:
             hidden_states: all tokens. *Shape:* (1, T, H), or (B, L, H) without the arguments after `query_states`
@@ -273,12 +256,6 @@ class SnugBertSelfAttention(nn.Module):
             score_mask, batch_size, padded_shape, token_indices, kwargs: from [`attention_arguments`].
             distances, rows: embeddings of distances and their order, from [`SnugBertEncoder.embed_distances`]; None
                 without relative positions.
-
-        Returns:
-            The output (1, Q, H) or (B, L, H), and the weights (N, heads, L, L) if the implementation returns them.
-
-        Raises:
-            ValueError: `distances` are missing.
         """
         if distances is None and self.config.position_embedding_type == "relative":
             raise ValueError(
@@ -506,9 +483,8 @@ class SnugBertEncoder(nn.Module):
     def embed_distances(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeds the distances between the tokens of sequences of length L (`length`).
 
-        Returns:
-            The embeddings of R buckets (R, H), and for each distance the index of its bucket (2, 2 L): from L - 1 to
-            -L, and from 1 - L to L. -L and L do not occur, but [`score_distances`] needs their columns.
+        Returns embeddings of R buckets (R, H), and for each distance the index of its bucket (2, 2 L): from L - 1 to
+        -L, and from 1 - L to L. -L and L do not occur, but [`score_distances`] needs their columns.
         """
         buckets = self.config.position_buckets
         # Up to half of the buckets, each distance has its own bucket. A traced graph uses one size for all lengths.
@@ -536,11 +512,8 @@ class SnugBertEncoder(nn.Module):
             batch: the batch.
             query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
                 only these tokens. This layer must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
-            kwargs: passed on to the layers, among them `layout`.
-
-        Returns:
-            `last_hidden_state` (1, T, H), or (1, Q, H) with `query_indices`. With a `layout` or without a `batch`,
-            (B, L, H).
+            kwargs: passed on to the layers, among them `layout`. With it or without a `batch`, `last_hidden_state` has
+                the shape (B, L, H), otherwise (1, T, H) or (1, Q, H).
         """
         arguments = {} if batch is None else attention_arguments(self.config, batch, None)
         distances = None
@@ -705,14 +678,10 @@ def _classification_loss(
     size_name: str,
     name: str = "labels",
 ) -> torch.Tensor:
-    """Computes cross entropy, ignoring labels of -100.
+    """Computes cross entropy, ignoring labels of -100. *Shape:* (..., classes), (...) -> ()
 
-    Args:
-        logits: *Shape:* (..., classes)
-        labels: *Shape:* (...)
-        num_items_in_batch: see [`_divide_loss`].
-        size_name: the option that sets the number of classes, for error messages.
-        name: the argument name of the labels, for error messages.
+    Error messages contain `name`, the argument of the labels, and `size_name`, the option that sets the number of
+    classes.
     """
     if labels.numel() != logits[..., 0].numel():
         check_shape(name, labels, tuple(logits.shape[:-1]))
@@ -726,29 +695,15 @@ def has_hooks(modules: Iterable[nn.Module]) -> bool:
     """Whether hooks see the inputs or outputs of `modules`. Hooks of transformers and of FSDP do not count."""
     if torch.compiler.is_compiling():
         return False
-    hooks = [
-        hook
-        for module in modules
-        for table in (
-            module._forward_pre_hooks,
-            module._forward_hooks,
-            module._backward_pre_hooks,
-            module._backward_hooks,
-        )
-        for hook in table.values()
-    ]
+    tables = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    hooks = [hook for module in modules for table in tables for hook in getattr(module, table).values()]
     return any(not str(hook.__module__).startswith(("transformers.", "torch.distributed.")) for hook in hooks)
 
 
 class SnugBertModel(SnugBertPreTrainedModel):
     """The encoder without a head. Returns the last hidden states and the pooled first token.
 
-    Args:
-        config: the configuration.
-        add_pooling_layer: whether to add a pooler.
-
-    Raises:
-        ValueError: `hidden_size` is not a multiple of `num_attention_heads`.
+    `add_pooling_layer`: whether to add a pooler.
     """
 
     def __init__(self, config: SnugBertConfig, add_pooling_layer: bool = True):
@@ -814,7 +769,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 `max_position_embeddings` tokens, except with relative positions; an id out of range (checked on the
                 CPU only); boundaries that do not start at 0 and end at T, or that decrease; a sequence longer than
                 `max_length_q`; positions that restart in a row without boundaries and mask; a mask without any token;
-                `past_key_values`; `label_indices` that do not match the labels (checked on the CPU only).
+                `past_key_values`. In models with a head, also labels of the wrong shape, and labels out of range or
+                `label_indices` that do not match them (checked on the CPU only).
             RuntimeError: on an accelerator, wrong boundaries or restarting positions. A later operation raises it.
         """
         if batch is not None:
@@ -942,14 +898,10 @@ class SnugBertPreTrainingHeads(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicts labeled tokens. A trainer compiles this, so that torch fuses the loss with the head.
 
-        Args:
-            hidden_states: labeled tokens only. *Shape:* (1, M, H)
-            targets: the token to predict. *Shape:* (M,)
-            detach_logits: whether the returned logits have no gradient. Otherwise, the backward pass of a compiled
-                head allocates a gradient of zeros.
+        Returns logits and the sum of their cross entropies. With `detach_logits`, the logits have no gradient.
+        Otherwise, the backward pass of a compiled head allocates a gradient of zeros.
 
-        Returns:
-            Logits (M, V), and the sum of their cross entropies ().
+        *Shape:* labeled tokens only, (1, M, H), (M,) -> (M, V), ()
         """
         logits = self.predictions(hidden_states).squeeze(0)
         return logits.detach() if detach_logits else logits, cross_entropy_sum(logits, targets)
@@ -997,9 +949,6 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         Returns:
             The encoder's output; the logits, (M, V) if sparse, else in the caller's layout; the loss summed over
             labeled tokens, None without labels; and the number of labeled tokens.
-
-        Raises:
-            ValueError: `output_last_hidden_state` without labels, in a vmap, or with all hidden states.
         """
         if output_last_hidden_state and (labels is None or is_transformed() or kwargs.get("output_hidden_states")):
             raise ValueError(
@@ -1102,9 +1051,6 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
 
         Returns:
             The losses of the labels that were passed, and the logits.
-
-        Raises:
-            ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels)
         outputs, logits, mlm_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
@@ -1161,9 +1107,6 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
 
         Returns:
             `logits` (B, L, V), or (M, V) if sparse.
-
-        Raises:
-            ValueError: as [`SnugBertForPreTraining`].
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels)
         outputs, logits, loss_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
@@ -1205,16 +1148,11 @@ class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
 
         Returns:
             `logits` (B, 2).
-
-        Raises:
-            ValueError: as [`SnugBertModel`]; a label other than 0, 1 and -100.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
         logits = self.cls.seq_relationship(outputs.pooler_output)
-        loss = None
-        if labels is not None:
-            loss = _classification_loss(logits, labels, num_items_in_batch, NSP_CLASSES)
+        loss = None if labels is None else _classification_loss(logits, labels, num_items_in_batch, NSP_CLASSES)
         return NextSentencePredictorOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -1269,9 +1207,6 @@ class SnugBertForReplacedTokenDetection(SnugBertPreTrainedModel):
 
         Returns:
             `logits` (B, L). Above 0 means replaced.
-
-        Raises:
-            ValueError: as [`SnugBertModel`]; labels of the wrong shape or other than 0, 1 and -100.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, **kwargs)
@@ -1310,17 +1245,10 @@ def _check_windows(num_windows: torch.Tensor, num_sequences: int):
 
 
 def _average_windows(logits: torch.Tensor, documents: torch.Tensor, num_documents: int) -> torch.Tensor:
-    """Averages the logits of each document's windows.
+    """Averages the logits of each document's windows. *Shape:* (N, C), (N,) -> (`num_documents`, C)
 
     A masked sum has the same order on all devices, so that runs resume bit for bit. `index_add` on a GPU does not.
-
-    Args:
-        logits: logits of N windows. *Shape:* (N, C)
-        documents: the document of each window; -1 for windows that do not count. *Shape:* (N,)
-        num_documents: number of documents, D.
-
-    Returns:
-        *Shape:* (D, C)
+    `documents`: the document of each window; -1 for windows that do not count.
     """
     belongs = documents == torch.arange(num_documents, device=documents.device)[:, None]
     sums = torch.where(belongs[..., None], upcast(logits), 0.0).sum(1)
@@ -1494,9 +1422,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
         examples = batch.num_sequences // num_choices  # with -1, an exported model would reject 1 example
         logits = self.classifier(self.dropout(outputs.pooler_output)).view(examples, num_choices)
-        loss = None
-        if labels is not None:
-            loss = _classification_loss(logits, labels, num_items_in_batch, "number of choices")
+        loss = None if labels is None else _classification_loss(logits, labels, num_items_in_batch, CHOICES)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -1535,9 +1461,6 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
 
         Returns:
             `logits` (B, L, `num_labels`).
-
-        Raises:
-            ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, **kwargs)
@@ -1588,9 +1511,6 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         Returns:
             `start_logits` and `end_logits` (B, L). At padding they are the dtype's minimum, so that the softmax runs
             over tokens only. Stock BERT's softmax includes padding, so its loss depends on the amount of padding.
-
-        Raises:
-            ValueError: as [`SnugBertModel`]; positions of the wrong shape.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, **kwargs)

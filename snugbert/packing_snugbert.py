@@ -39,13 +39,10 @@ def must_read(values: torch.Tensor) -> bool:
 
 
 def assert_later(condition: torch.Tensor, message: str) -> None:
-    """Checks a condition on a GPU without waiting for it. A failure stops the kernels that are queued later.
+    """Checks a condition () on a GPU without waiting for it. A failure stops the kernels that are queued later.
 
-    Does nothing on device types without such assertions.
-
-    Args:
-        condition: a boolean. *Shape:* ()
-        message: printed by the GPU. The `RuntimeError` of a later operation does not contain it.
+    The GPU prints the message. The `RuntimeError` of a later operation does not contain it. Does nothing on device
+    types without such assertions.
     """
     if condition.device.type in ASYNCHRONOUS:
         torch.ops.aten._assert_async.msg(condition, message)
@@ -55,12 +52,7 @@ _warned: set[str] = set()  # arguments whose labels at padding were reported
 
 
 def warn_of_padding(name: str, count: int) -> None:
-    """Warns once for each argument that it has labels or positions at padding. Only one data worker warns.
-
-    Args:
-        name: argument name.
-        count: number of labels or positions at padding in this batch. 0 gives no warning.
-    """
+    """Warns once for each argument that it has `count` labels or positions at padding. Only one data worker warns."""
     worker = get_worker_info()
     if count and name not in _warned and (worker is None or worker.id == 0):
         _warned.add(name)
@@ -75,17 +67,8 @@ def warn_of_padding(name: str, count: int) -> None:
 
 
 def check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored: int | None = None) -> None:
-    """Checks that ids are in the range 0 to `size` - 1. Does nothing on an accelerator or in a compiled model.
-
-    Args:
-        name: argument name, for the message.
-        ids: integers of any shape.
-        size: size of the range.
-        size_name: where the size comes from, for the message.
-        ignored: a value that is always allowed.
-
-    Raises:
-        ValueError: an id is out of range.
+    """Checks that ids are in the range 0 to `size` - 1, or `ignored`. On an accelerator, and in a compiled model, does
+    nothing. The message contains `size_name`: where the size comes from.
     """
     if not is_checkable(ids):
         return
@@ -100,11 +83,7 @@ def check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored
 
 
 def check_shape(name: str, tensor: torch.Tensor, *allowed: tuple[int, ...]) -> None:
-    """Checks that a tensor has one of the allowed shapes.
-
-    Raises:
-        ValueError: the tensor has a different shape.
-    """
+    """Checks that a tensor has one of the allowed shapes."""
     if tuple(tensor.shape) not in allowed:
         expected = " or ".join(str(list(shape)) for shape in allowed)
         raise ValueError(f"`{name}` has shape {list(tensor.shape)}. Expected {expected}.")
@@ -113,16 +92,9 @@ def check_shape(name: str, tensor: torch.Tensor, *allowed: tuple[int, ...]) -> N
 def scatter(
     tokens: torch.Tensor, token_indices: torch.Tensor, shape: tuple[int, int], fill: float = 0.0
 ) -> torch.Tensor:
-    """Scatters tokens into a padded tensor.
+    """Scatters tokens into a padded tensor, with `fill` at padding. *Shape:* (T, ...) -> (rows, columns, ...)
 
-    Args:
-        tokens: one row of tokens. *Shape:* (T, ...)
-        token_indices: index of each token in the flattened `shape`. *Shape:* (T,)
-        shape: rows and columns of the result.
-        fill: value of the padding.
-
-    Returns:
-        The padded tensor. *Shape:* (rows, columns, ...)
+    `token_indices`: index of each token in the flattened `shape`, (T,).
     """
     padded = tokens.new_full((shape[0] * shape[1], *tokens.shape[1:]), fill)
     return padded.index_copy_(0, token_indices, tokens).unflatten(0, shape)
@@ -130,39 +102,24 @@ def scatter(
 
 @dataclass
 class SnugBertBatch:
-    """All tokens of a batch in one row without padding, and their layout in the caller's batch.
+    """All tokens of a batch in one row without padding, and their layout in the caller's batch."""
 
-    Attributes:
-        inputs: token ids (1, T), or word embeddings (1, T, E).
-        token_type_ids, position_ids: segment and position of each token. *Shape:* (1, T)
-        shape: rows and columns of the caller's batch, (B, L).
-        token_indices: index of each token in the caller's flattened batch; None if nothing was dropped. *Shape:* (T,)
-        cu_seq_lens: start of each sequence, then T. *Shape:* (N + 1,), int32
-        max_length: length of the longest sequence, or an upper bound.
-        first_tokens: index of each sequence's first token. *Shape:* (N,)
-        empty: True for sequences without tokens; None if there are none. *Shape:* (N,)
-        padded: whether the batch keeps its padding, so that T = B x L. This is the case with a 4-D mask, and in a
-            traced model (compiled, exported), where shapes must not depend on the mask.
-        attention_mask: mask of the attention scores if `padded`. Otherwise `cu_seq_lens` is enough.
-        token_mask: True at tokens, False at padding, if `padded` and known. *Shape:* (B, L)
-        label_indices: index of each labeled token in the row; None if unknown. *Shape:* (M,)
-        first_padding: index of the first sequence of padding in a filled row; None if unknown.
-    """
-
-    inputs: torch.Tensor
-    token_type_ids: torch.Tensor
-    position_ids: torch.Tensor
-    shape: tuple[int, int]
-    token_indices: torch.Tensor | None
-    cu_seq_lens: torch.Tensor
-    max_length: int
-    first_tokens: torch.Tensor
-    empty: torch.Tensor | None
+    inputs: torch.Tensor  # token ids (1, T), or word embeddings (1, T, E)
+    token_type_ids: torch.Tensor  # (1, T)
+    position_ids: torch.Tensor  # (1, T)
+    shape: tuple[int, int]  # rows and columns of the caller's batch, (B, L)
+    token_indices: torch.Tensor | None  # of each token in the caller's flattened batch, (T,). None: all are kept
+    cu_seq_lens: torch.Tensor  # start of each sequence, then T; (N + 1,), int32
+    max_length: int  # of a sequence, or an upper bound
+    first_tokens: torch.Tensor  # index of each sequence's first token, (N,)
+    empty: torch.Tensor | None  # True for sequences without tokens, (N,). None: there are none
+    # Whether the batch keeps its padding, so that T = B x L. This is the case with a 4-D mask, and in a traced model
+    # (compiled, exported), where shapes must not depend on the mask.
     padded: bool = False
-    attention_mask: torch.Tensor | None = None
-    token_mask: torch.Tensor | None = None
-    label_indices: torch.Tensor | None = None
-    first_padding: int | None = None
+    attention_mask: torch.Tensor | None = None  # of the scores if `padded`. Otherwise `cu_seq_lens` is enough
+    token_mask: torch.Tensor | None = None  # True at tokens, False at padding, if `padded` and known, (B, L)
+    label_indices: torch.Tensor | None = None  # of each labeled token in the row, (M,). None: unknown
+    first_padding: int | None = None  # the first sequence of padding in a filled row. None: unknown
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Gathers the tokens of a caller's tensor into one row. *Shape:* (B, L, ...) -> (1, T, ...)"""
@@ -182,11 +139,8 @@ class SnugBertBatch:
         return values
 
     def sequence_layout(self) -> tuple[torch.Tensor, tuple[int, int]]:
-        """Computes a layout with one row per sequence.
-
-        Returns:
-            The index of each token in the flattened layout (T,), and the shape of the layout: the caller's shape if
-            the batch was padded, else (N, `max_length`).
+        """Returns a layout with one row per sequence: the index of each token in the flattened layout, (T,), and its
+        shape. This is the caller's shape if the batch was padded, else (N, `max_length`).
         """
         order = torch.arange(self.inputs.shape[1], device=self.cu_seq_lens.device)
         if self.num_sequences == self.shape[0]:
@@ -233,11 +187,7 @@ class SnugBertBatch:
         return self.shape[1] if self.num_sequences == self.shape[0] else self.cu_seq_lens.diff()
 
     def gather_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Gathers token labels into one row, without labels at padding. *Shape:* (B, L) -> (1, T)
-
-        Raises:
-            ValueError: wrong shape.
-        """
+        """Gathers token labels into one row, without labels at padding. *Shape:* (B, L) -> (1, T)"""
         check_shape("labels", labels, self.shape)
         if self.token_mask is not None:  # a traced model cannot count, so it does not warn
             return self.gather(labels.masked_fill(~self.token_mask, IGNORE_INDEX))
@@ -250,10 +200,7 @@ class SnugBertBatch:
         """Returns the index of each labeled token in the row. *Shape:* (T,) -> (M,)
 
         Without `label_indices`, the host waits for an accelerator. In a filled row, `label_indices` also contains
-        tokens without a label, after the labeled tokens.
-
-        Raises:
-            ValueError: `label_indices` does not match the labels (checked on the CPU only).
+        tokens without a label, after the labeled tokens. `label_indices` are checked on the CPU only.
         """
         if self.label_indices is not None and not is_checkable(token_labels):
             return self.label_indices
@@ -291,17 +238,10 @@ def make_batch(
     max_length_q: int | None,
     labels: torch.Tensor | None = None,
 ) -> SnugBertBatch:
-    """Checks the inputs of a model, and gathers their tokens into one row.
+    """Checks the inputs of a model, see [`SnugBertModel.forward`], and gathers their tokens into one row.
 
-    Args:
-        config: the configuration of the model.
-        input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q, max_length_q: see
-            [`SnugBertModel.forward`].
-        labels: token labels, if the head needs `label_indices`. On an accelerator, labels of a padded batch are then
-            counted together with its tokens. *Shape:* (B, L)
-
-    Raises:
-        ValueError: see [`SnugBertModel.forward`].
+    `labels`: token labels (B, L), if the head needs `label_indices`. On an accelerator, labels of a padded batch are
+    then counted together with its tokens.
     """
     inputs = input_ids if inputs_embeds is None else inputs_embeds
     if inputs is None or (input_ids is not None and inputs_embeds is not None):
@@ -408,7 +348,7 @@ WRONG_BOUNDARIES = (
 
 
 def _check_boundaries(starts: list[int], tokens: int, max_length: int | None) -> int:
-    """Checks the boundaries, and returns the length of the longest sequence."""
+    """Returns the length of the longest sequence."""
     lengths = [after - before for before, after in pairwise(starts)]
     if starts[0] != 0 or starts[-1] != tokens:
         raise ValueError(
@@ -478,12 +418,9 @@ def make_positions(
 ) -> torch.Tensor:
     """Returns the position of each token: the number of tokens before it in its sequence. *Shape:* (B, L)
 
-    With RoBERTa's positions, padding tokens do not count, whatever the mask. Their position is -1.
-
-    Args:
-        config: the configuration.
-        inputs: `input_ids` (B, L) or `inputs_embeds` (B, L, E).
-        first_tokens: index of the first token of each token's sequence. None: each row is a sequence. *Shape:* (L,)
+    With RoBERTa's positions, padding tokens do not count, whatever the mask. Their position is -1. `inputs` are
+    `input_ids` (B, L) or `inputs_embeds` (B, L, E). `first_tokens`: index of the first token of each token's sequence,
+    (L,). None: each row is a sequence.
     """
     B, L = inputs.shape[:2]
     if config.position_embedding_type != "after_padding" or inputs.dim() == 3:
@@ -569,20 +506,14 @@ def is_ragged(config: SnugBertConfig, batch: SnugBertBatch) -> bool:
 def attention_arguments(
     config: SnugBertConfig, batch: SnugBertBatch, query_indices: torch.Tensor | None
 ) -> dict[str, Any]:
-    """Computes the attention arguments of a batch, once for all layers.
+    """Computes the attention arguments of a batch, once for all layers. They are one of three sets:
 
-    Args:
-        config: the configuration.
-        batch: the batch.
-        query_indices: sorted indices of the tokens whose output is needed; all if None. *Shape:* (Q,)
+    - `batch_size` and `score_mask`, for a batch that keeps its padding.
+    - `token_indices`, `padded_shape` and `score_mask`, for implementations that need padded sequences.
+    - `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as in transformers' flash attention, for all
+      other implementations.
 
-    Returns:
-        One of three sets of arguments:
-
-        - `batch_size` and `score_mask`, for a batch that keeps its padding.
-        - `token_indices`, `padded_shape` and `score_mask`, for implementations that need padded sequences.
-        - `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as in transformers' flash attention,
-          for all other implementations.
+    `query_indices`: sorted indices of the tokens whose output is needed, (Q,); all if None.
     """
     if batch.padded:
         return {"batch_size": batch.shape[0], "score_mask": batch.attention_mask}

@@ -13,6 +13,7 @@ from transformers import TokenizersBackend
 
 # Longest sequence of all released BERT models, in tokens (Devlin et al., 2018, appendix A.2).
 MODEL_MAX_LENGTH = 512
+# A learned vocabulary gives them the ids 0 to 4, Google's 0 and 100 to 103. Tokenizers look them up by name.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 

@@ -15,11 +15,7 @@ WORKING_VERSIONS = {"transformers": ">=5.17,<6", "torch": ">=2.11"}
 
 
 def check_versions() -> None:
-    """Checks that the installed versions are in [`WORKING_VERSIONS`].
-
-    Raises:
-        ImportError: an installed version is not supported.
-    """
+    """Checks that the installed versions are in [`WORKING_VERSIONS`]."""
     installed = {"transformers": transformers.__version__}
     try:
         installed["torch"] = version("torch")

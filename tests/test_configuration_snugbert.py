@@ -60,7 +60,7 @@ def test_sizes(size, expected):
         ({"hidden_act": "gulu"}, "Unknown `hidden_act` 'gulu'. Expected .*gelu"),
         ({"prediction_act": "gulu"}, "Unknown `prediction_act` 'gulu'. Expected .*gelu"),
         ({"embedding_size": 0}, "`embedding_size` must be at least 1, not 0"),
-        ({"classification_head": "mlp"}, "Unknown `classification_head` 'mlp'. Expected pooler or dense"),
+        ({"classification_head": "mlp"}, "Unknown `classification_head` 'mlp'. Expected pooler, dense"),
         ({"position_embedding_type": "after_padding", "pad_token_id": None}, "`pad_token_id` is missing"),
         ({"pooler_act": "rilu"}, "Unknown `pooler_act` 'rilu'. Expected .*relu"),
         ({"position_embedding_type": "relative_key"}, "Expected absolute, after_padding, relative, sinusoidal"),

@@ -39,15 +39,12 @@ class TextArguments:
 
 @dataclass(kw_only=True)
 class PreparationArguments(TextArguments):
-    """The text, and how to split it into sentences.
-
-    Attributes:
-        language: the code. None: the command takes it from the tokenizer, the corpus or the checkpoint, or uses "en".
-    """
+    """The text, and how to split it into sentences."""
 
     lines_are_sentences: bool = argument(
         False, "Each line is one sentence. By default, lines are split into sentences."
     )
+    # None: the command takes it from the tokenizer, the corpus or the checkpoint, or uses "en".
     language: str | None = argument(
         None, "Language code for splitting into sentences. Default: the stored code, or en."
     )

@@ -153,7 +153,6 @@ def _load_builder(text: TextArguments) -> "DatasetBuilder":
 def _split_rows(
     rows: Iterable[tuple[int, Mapping[str, Any]]], text_column: str, source: TextFile | str, log: ReadingLog
 ) -> Iterator[list[str]]:
-    """Splits the text of each row into lines."""
     for number, row in rows:
         text = row.get(text_column)
         if not isinstance(text, str):

@@ -23,15 +23,11 @@ RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' defa
 
 
 def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
-    """Concatenates sequences.
+    """Concatenates sequences: `input_ids` and other columns with one value per token, each a list of arrays.
 
-    `token_columns`: `input_ids` and any other columns with one value per token. Each column is a list with one array
-    per sequence. *Shape:* (tokens,)
-
-    Returns:
-        The columns (1, T); `position_ids` (1, T), which restart at 0 in each sequence; `cu_seq_lens_q` (N + 1,) in
-        int32, the start of each sequence, then T; `max_length_q`, the length of the longest sequence; and
-        `label_indices` (M,), the index of each labeled token, if there is a column `labels`.
+    Returns the columns (1, T); `position_ids` (1, T), which restart at 0 in each sequence; `cu_seq_lens_q` (N + 1,) in
+    int32, the start of each sequence, then T; `max_length_q`, the length of the longest sequence; and
+    `label_indices` (M,), the index of each labeled token, if there is a column `labels`.
     """
     lengths = np.array([len(ids) for ids in token_columns["input_ids"]])
     if not lengths.all():
@@ -100,7 +96,7 @@ class SnugBertDataCollatorWithPacking:
         extra: dict[str, Any] = {}
         if NUM_WINDOWS in columns:
             extra[NUM_WINDOWS] = torch.tensor(columns.pop(NUM_WINDOWS), dtype=torch.int64)
-        elif _has_choices(columns["input_ids"][0]):
+        elif has_lists(columns["input_ids"][0]):
             counts = {len(choices) for choices in columns["input_ids"]}
             if len(counts) > 1:
                 raise ValueError(f"All examples of a batch need the same number of choices, not {sorted(counts)}.")
@@ -145,7 +141,8 @@ def _to_columns(features: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {RENAMED.get(name, name): [feature[name] for feature in features] for name in features[0]}
 
 
-def _has_choices(ids: Any) -> bool:
+def has_lists(ids: Any) -> bool:
+    """Whether a feature has a list of texts: the choices of an example, or the windows of a document."""
     return len(ids) > 0 and np.ndim(ids[0]) > 0
 
 
@@ -275,4 +272,4 @@ def count_tokens(dataset: Any) -> np.ndarray:
 def _length(feature: Mapping[str, Any]) -> int:
     values = feature["attention_mask"] if "attention_mask" in feature else feature["input_ids"]
     count = np.count_nonzero if "attention_mask" in feature else len
-    return sum(map(count, values)) if _has_choices(values) else int(count(values))
+    return sum(map(count, values)) if has_lists(values) else int(count(values))

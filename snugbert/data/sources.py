@@ -108,7 +108,7 @@ def choose_splits(
         train = ("train",) if "train" in available else ()
         requested = (*train, "unlabeled", *(split for split in requested if split != "train"))
     if not requested:
-        raise InputError("no data to train or evaluate on. Pass --train_file or --validation_file.")
+        raise InputError("no data to train or evaluate on. Pass --train_file, --validation_file or --dataset_name.")
     for split in requested:
         if split not in available:
             raise InputError(f"no {split} {examples}. Pass --{split}_file.")
@@ -137,18 +137,14 @@ def describe_source(source: Path | str, config_name: str | None, split: str, num
 
 def hub_id(dataset_name: str | None) -> str | None:
     """The name of a dataset on the Hub. None for a folder, which may have moved, or if there is no dataset."""
-    return _find_names(dataset_name)[0]
+    from snugbert.card_snugbert import find_base_model  # the rules for names of models are the same
+
+    return find_base_model(dataset_name)[0]
 
 
 def describe_dataset(name: str) -> str:
     """The name of a dataset in results and cards: its Hub name, or the last part of a folder's path."""
-    return _find_names(name)[1]
-
-
-def _find_names(dataset_name: str | None) -> tuple[str | None, str]:
-    from snugbert.card_snugbert import find_base_model  # the rules for names of models are the same
-
-    return find_base_model(dataset_name)
+    return hub_id(name) or Path(name).resolve().name
 
 
 def describe_file(file: Path) -> str:

@@ -27,15 +27,10 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @dataclass(frozen=True)
 class RemoteText:
-    """A text file in a bucket. It has the methods of `Path` that reading needs, and is read without a copy.
+    """A text file in a bucket. It has the methods of `Path` that reading needs, and is read without a copy."""
 
-    Attributes:
-        url: may contain credentials. Messages and files use `str()` of this object, without credentials.
-        size, version: see [`Entry`]. They were read when the file was listed.
-    """
-
-    url: str = field(repr=False)
-    size: int
+    url: str = field(repr=False)  # may contain credentials. Messages and files use `str()` of this object
+    size: int  # this and the version, see [`Entry`], were read when the file was listed
     version: str
 
     def __str__(self) -> str:
@@ -103,10 +98,9 @@ def explaining_bad_data(place: Callable[[], str], json_form: str = "") -> Iterat
 class ReadingLog:
     """Records how much of a corpus was read, and handles bad text: lines that are not UTF-8, and rows without text.
 
-    Args:
-        on_bad_text: "error" raises an [`InputError`], "skip" leaves out the line or row, and "replace" puts U+FFFD in
-            place of bad bytes and leaves out other bad rows. None: like "error", for commands without `--on_bad_text`.
-        report: called with a sentence about each bad line or row that is left out or repaired.
+    `on_bad_text`: "error" raises an [`InputError`], "skip" leaves out the line or row, and "replace" puts U+FFFD in
+    place of bad bytes and leaves out other bad rows. None: like "error", for commands without `--on_bad_text`.
+    `report` is called with a sentence about each bad line or row that is left out or repaired.
     """
 
     def __init__(self, on_bad_text: OnBadText | None = None, report: Callable[[str], None] | None = None):

@@ -3,7 +3,6 @@
 text-embeddings-inference, sentence-transformers, optimum and infinity look for this file.
 """
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 from snugbert.export.export_arguments import Dtype
 from snugbert.export.graph import OPSET, write_graph
 from snugbert.families.comparing import Batch, Run
+from snugbert.families.loading import hiding_warnings
 
 FOLDER = "onnx"
 FILE = "model.onnx"
@@ -60,16 +60,11 @@ def _quantize(graph: onnx.ModelProto, file: Path, calibration: list[Batch]) -> N
         "weight_type": QuantType.QInt8,
         "extra_options": {"MatMulConstBOnly": True},
     }
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # the quantizer recommends a step that BERT does not need
-    try:
+    with hiding_warnings():  # the quantizer recommends a step that BERT does not need
         if calibration:
             quantize_static(graph, file, _Batches(calibration), **options)
         else:
             quantize_dynamic(graph, file, **options)
-    finally:
-        root.setLevel(level)
 
 
 class _Batches(CalibrationDataReader):
@@ -80,10 +75,9 @@ class _Batches(CalibrationDataReader):
         return next(self._batches, None)
 
 
-def load(folder: Path, threads: int | None = None) -> Run:
-    """Opens an exported model. Without `threads`, the engine chooses their number."""
+def load(folder: Path) -> Run:
+    """Opens an exported model."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3  # no warnings about initializers that no node uses
     session = onnxruntime.InferenceSession(folder / FOLDER / FILE, options, providers=["CPUExecutionProvider"])
     inputs, outputs = ([each.name for each in put] for put in (session.get_inputs(), session.get_outputs()))

@@ -21,8 +21,8 @@ def write(
     """Writes nothing: the stock model in the folder is the export."""
 
 
-def load(folder: Path, threads: int | None = None) -> Run:
-    """Opens an exported model. `threads` is ignored, because torch has one setting for the whole process."""
+def load(folder: Path) -> Run:
+    """Opens an exported model."""
     config = AutoConfig.from_pretrained(folder)
     model_class = next(each for each in CLASSES["bert"].values() if each.__name__ in config.architectures)
     return run_in_torch(model_class.from_pretrained(folder, config=config, dtype=config.dtype).eval())

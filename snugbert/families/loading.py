@@ -295,7 +295,7 @@ def load_model(
             build = getattr(auto_class, "from_config", None) or auto_class._from_config  # an Auto class, or a model's
             return build(config, dtype=torch.float32)
         options = dict(config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub)
-        with _no_load_report():
+        with hiding_warnings("transformers.modeling_utils"):  # about weights. `_check_loaded` logs its own lines
             model, info = auto_class.from_pretrained(name, **options)
             prefix = find_prefix(info["unexpected_keys"])
             if prefix and _lacks_encoder(model, info):
@@ -363,12 +363,12 @@ def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def _no_load_report() -> Iterator[None]:
-    """Hides transformers' reports about missing and unexpected weights. [`load_model`] logs its own lines."""
-    reporter = logging.getLogger("transformers.modeling_utils")
-    level = reporter.level
-    reporter.setLevel(logging.ERROR)
+def hiding_warnings(name: str | None = None) -> Iterator[None]:
+    """Hides the warnings of a logger, or of the root."""
+    hidden = logging.getLogger(name)
+    level = hidden.level
+    hidden.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        reporter.setLevel(level)
+        hidden.setLevel(level)

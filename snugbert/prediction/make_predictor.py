@@ -21,7 +21,7 @@ from snugbert.families.sentence_transformers_files import find_model_folder, is_
 from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import Prediction, Predictor, choose_columns, choose_device, find_head
-from snugbert.tasks import find_task
+from snugbert.tasks import list_tasks
 
 # Arguments of the command that are passed to tasks with the same argument.
 TASK_SETTINGS = ("max_seq_length", "doc_stride", "version_2_with_negative", "abstain_below")
@@ -84,7 +84,7 @@ def find_reader(folder: Path) -> Any:
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else "no model class"
     if HEADS_BY_CLASS.get(name) == "Model":
         return Embedder
-    return find_task(find_head(name, f"--model_name_or_path: {folder}/config.json names"))
+    return list_tasks()[find_head(name, f"--model_name_or_path: {folder}/config.json names")]
 
 
 # --- sentence-transformers --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from snugbert.gpu.cuda_graphs import CudaGraphs
 from snugbert.gpu.row_sizes import choose_prediction_multiple, pad_row
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.reports.intervals import Interval
-from snugbert.tasks import find_task, list_tasks
+from snugbert.tasks import list_tasks
 from snugbert.tasks.base import Features, Task
 from snugbert.tasks.evaluation_set import make_evaluation_set
 from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT, describe_columns, find_text_columns
@@ -94,7 +94,7 @@ class Predictor:
             raise InputError("tokenizer is missing. Pass the tokenizer of the model.")
         class_name = type(loaded).__name__
         if task is None:
-            task = find_task(find_head(class_name, "model: unexpected class"))()
+            task = list_tasks()[find_head(class_name, "model: unexpected class")]()
         elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:
             raise InputError(f"model: a {class_name} does not fit the task {type(task).__name__}.")
         self.model, self.tokenizer, self.task = loaded.eval(), tokenizer, task.copy()

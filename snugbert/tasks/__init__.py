@@ -20,8 +20,3 @@ def list_tasks() -> "dict[str, type[Task[Any, Any, Any]]]":
     for module in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     return {task.head: task for task in Task.__subclasses__() if task.__module__.startswith(f"{__name__}.")}
-
-
-def find_task(head: str) -> "type[Task[Any, Any, Any]]":
-    """Returns the task of models with this head. Raises a KeyError if no task has the head."""
-    return list_tasks()[head]

@@ -142,8 +142,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         found = dict(self.find_files() or self.find_datasets(wanted, **download))
         if self.args.unlabeled_file is not None:
             found["unlabeled"] = [Path(self.args.unlabeled_file)]
-        if not found:
-            raise InputError("no data. Pass --train_file, --validation_file or --dataset_name.")
         split_of = {name: name.partition("_")[0] for name in found}
         chosen = choose_splits(wanted, split_of.values(), "test" in self.args.files, self.noun)
         return {name: found[name] for split in chosen for name in found if split_of[name] == split}
@@ -315,11 +313,9 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 def check_teacher_labels(found: list[str], expected: list[str] | None, normalize: Callable[[str], str] = str) -> None:
     """Checks that a teacher was fine-tuned for the labels of the data.
 
-    Args:
-        found: the teacher's labels. Names such as LABEL_0 mean that no names are stored. In this case, only the
-            number of labels is compared.
-        expected: the labels of the data, in the order that the teacher must have. None: the data are numbers.
-        normalize: returns the same text for equal labels.
+    `found` are the teacher's labels. If they are LABEL_0 and so on, no names are stored, and only their number is
+    compared. `expected`: the labels of the data, in the order that the teacher must have. None: the data are numbers.
+    `normalize` returns the same text for equal labels.
     """
     unnamed = found == [f"LABEL_{i}" for i in range(len(found))]
     same = {normalize(label) for label in found} == {normalize(label) for label in expected or ()}

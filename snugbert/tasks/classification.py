@@ -59,7 +59,7 @@ from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels, 
 from snugbert.tasks.metrics import score_classes, score_label_sets, score_labels, score_numbers
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
 from snugbert.tasks.task_arguments import BINARY_METRICS, LABEL_SET_METRICS, GlueDataArguments
-from snugbert.tasks.windows import PadDocuments, tokenize_documents, tokenize_texts
+from snugbert.tasks.windows import PadNested, tokenize_documents, tokenize_texts
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     arguments = GlueDataArguments
     head = "ForSequenceClassification"
     output = SEQUENCE
-    padding_collator = PadDocuments
+    padding_collator = PadNested
     set_names = {
         "validation": "eval",
         "validation_mismatched": "eval_mm",
@@ -238,8 +238,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def _use_windows(self, windows: tuple[int, int] | None, is_teacher: bool = False) -> None:
         """Sets the length and the windows of texts, unless the user chose them. A teacher keeps its own windows.
 
-        Args:
-            windows: the windows of a model that this run does not train, see [`get_windows`]. None for other models.
+        `windows`: see [`get_windows`]. None also for a model that this run trains.
         """
         args, (size, stride) = self.args, windows or (DEFAULT_LENGTH, None)
         if windows is None or not is_teacher:

@@ -53,12 +53,10 @@ class Decisions(NamedTuple):
     def describe_calibration(self) -> dict[str, Any]:
         """Returns the entry `calibration` of a config.json.
 
-        The weights already contain the temperature, so it must not be applied again.
-
-        Returns:
-            `temperature`; the calibration errors `ece_before` and `ece_after` (cross-fitted); and the numbers of all
-            `examples` and of `correct` ones by hundredths of their confidence, each as text of 100 numbers. An example
-            is correct if all its labels are.
+        The weights already contain the temperature, so it must not be applied again. The other values are the
+        calibration errors `ece_before` and `ece_after` (cross-fitted), and the numbers of all `examples` and of
+        `correct` ones by hundredths of their confidence, each as text of 100 numbers. An example is correct if all its
+        labels are.
         """
         facts: dict[str, Any] = {"temperature": self.rule.temperature}
         for name, answers in (("ece_before", self.plain), ("ece_after", self.fitted)):
@@ -132,10 +130,8 @@ def choose_decisions(
 ) -> Decisions:
     """Chooses a rule on all examples, and decides the examples of each fold with a rule chosen on the other folds.
 
-    Args:
-        calibrate: whether to choose a temperature. If not, the temperature is 1.
-        metric: the metric to choose thresholds for, on calibrated probabilities. None: no thresholds.
-        positive: id of the positive label, with one label per example.
+    Without `calibrate`, the temperature is 1. Thresholds are chosen for `metric`, on calibrated probabilities. None:
+    no thresholds. `positive`: id of the positive label, with one label per example.
     """
     several = references.ndim == 2
     labels = range(logits.shape[1]) if several else [positive]
@@ -194,11 +190,7 @@ def choose_threshold(probabilities: np.ndarray, correct: np.ndarray, metric: str
     """Returns the threshold of a label with the highest F1 or accuracy. Ties go to the threshold nearest to 0.5.
 
     All midpoints of neighboring probabilities are tried, and 0.5. The mean F1 is highest if the F1 of each label is.
-
-    Args:
-        probabilities: of the label. *Shape:* (N,)
-        correct: whether the label is correct. *Shape:* (N,)
-        metric: "f1", "macro_f1" or "accuracy".
+    `correct`: whether the label is correct. `metric`: "f1", "macro_f1" or "accuracy". *Shape:* (N,), (N,)
     """
     values = np.unique([0.0, *probabilities, 1.0])
     thresholds = np.append((values[1:] + values[:-1]) / 2, 0.5)

@@ -26,11 +26,6 @@ class EvaluationSet(Generic[Answers]):
         self._decoded: tuple[Logits, Answers] | None = None
 
     @property
-    def num_examples(self) -> int:
-        """The number of examples. A long example has several windows."""
-        return self.split.num_examples
-
-    @property
     def labeled(self) -> bool:
         """Whether the examples can be scored."""
         return self.split.labeled

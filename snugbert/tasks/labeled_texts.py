@@ -132,8 +132,7 @@ def find_text_columns(
     `TEXT_NAMES`, or the column with the most text, where repeated texts count once. The label column, and columns of
     numbers, dates, codes, ids and a few short values are left out. A column in `TEXT_NAMES` may contain codes.
 
-    Returns:
-        The text columns, and the other columns that may be meant: texts that are not a few repeated short values.
+    Also returns the other columns that may be meant: texts that are not a few repeated short values.
     """
     if not first_rows:
         raise InputError(f"{source}: no examples.")

@@ -32,13 +32,10 @@ def choose_labels(
     The labels come from the task, otherwise from the dataset's class names, otherwise from the training examples,
     sorted. If all training labels are numbers and some have a decimal point, the task is a regression.
 
-    Args:
-        checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, ignoring
-            case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
-            examples, these labels are used.
-        regression: True for a regression, False for a classification. None: inferred from the labels.
-        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. All
-            labels in the data keep the data's spelling.
+    If the checkpoint has the same labels, ignoring case, their order is kept, so that its classifier stays valid.
+    Without a task and training examples, its labels are used. With `distills`, the checkpoint is a teacher. Then your
+    own data may lack some of its labels. All labels in the data keep the data's spelling. `regression`: True for a
+    regression, False for a classification. None: inferred from the labels.
     """
     if regression:
         return None
@@ -119,7 +116,6 @@ def _warn_about_similar_labels(labels: list[str]) -> None:
 
 
 def _distinct_labels(split: TextSplit) -> set[str]:
-    """Returns the labels of a labeled split."""
     return {label for value in split.labels for label in (value if split.multi_label else [value])}
 
 

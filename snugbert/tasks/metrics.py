@@ -80,9 +80,8 @@ def score_labels(rows: np.ndarray, counts: np.ndarray, labels: int | None = None
     averages all labels. Balanced accuracy is the mean recall of the labels in the references. Precision is NaN if a
     label is not predicted, recall if it is not in the references, and F1 if both are true.
 
-    Args:
-        rows: as in [`score_label_sets`], or with `labels` as in [`score_classes`].
-        labels: number of labels, if each example has one label. None: examples have several labels.
+    `labels`: number of labels, if each example has one label. The rows are then as in [`score_classes`], and otherwise
+    as in [`score_label_sets`].
     """
     references, predictions = np.split(rows, 2, axis=1)
     if labels is None:

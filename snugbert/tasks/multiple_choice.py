@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, Value
 from scipy.special import softmax
-from transformers import DataCollatorForMultipleChoice, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from snugbert.data.sources import ExampleArguments
 from snugbert.data.tables import clean_label, read_rows, read_text, read_texts
@@ -26,7 +26,7 @@ from snugbert.tasks.base import Baseline, Features, Sources, Task
 from snugbert.tasks.labeled_texts import UNLABELED_ID, report_missing_labels
 from snugbert.tasks.metrics import score_classes
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
-from snugbert.tasks.windows import make_lists, tokenize_texts
+from snugbert.tasks.windows import PadNested, make_lists, tokenize_texts
 
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
 NO_LABEL = ("", "None", "nan", *UNLABELED_ID)  # -1: in test sets on the Hub
@@ -73,17 +73,6 @@ class ChoiceSplit:
         return len(self.examples)
 
 
-class _PadChoices(DataCollatorForMultipleChoice):
-    """Pads examples, also without labels."""
-
-    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        if "label" in examples[0]:
-            return super().torch_call(examples)
-        batch = super().torch_call([example | {"label": UNLABELED} for example in examples])
-        del batch["labels"]
-        return batch
-
-
 class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     """Predicts which of several texts best fits a text.
 
@@ -94,7 +83,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     arguments = ExampleArguments
     head = "ForMultipleChoice"
     output = SEQUENCE
-    padding_collator = _PadChoices
+    padding_collator = PadNested
     name = "Multiple choice"
     paper_learning_rate = 2e-5  # Devlin et al. (2018), section 4.4
     main_metric = "accuracy"

@@ -89,9 +89,8 @@ def best_answers(
         windows: the windows of the questions, at least one for each.
         start_logits, end_logits: the model's logits. Only [CLS] and the context tokens are read. The values of padding
             do not matter. *Shape:* (N, L)
-        n_best_size: candidates per question. Default: 20, as in the original release. With `version_2` the best span
-            and "no answer" are always included.
-        max_answer_length: maximum tokens of an answer. Default: 30, as in the original release.
+        n_best_size: candidates per question. With `version_2` the best span and "no answer" are always included.
+        max_answer_length: maximum tokens of an answer.
         version_2: questions may have no answer, as in SQuAD v2.0. The score of "no answer" is the sum of both logits
             of [CLS] in the window with the lowest sum. So a question has no answer only if no window has an answer.
         null_threshold: the answer is "" if the odds of "no answer" exceed this.
@@ -226,7 +225,6 @@ def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
 
 
 def _choose_answer(spans: list[Candidate], null: Candidate | None, n_best_size: int, null_threshold: float) -> Answer:
-    """Chooses the answer to a question."""
     listed, odds = spans or [NO_ANSWER], None
     if null is not None:
         rank = sum(span.score >= null.score for span in spans)

@@ -67,15 +67,13 @@ def measure_answers_v2(
 ) -> np.ndarray:
     """Measures answers as in SQuAD v2.0. `golds` are empty if a question has no answer.
 
-    Args:
-        spans: the answers at the highest threshold: the best span, even where "no answer" scores higher. They should
-            not be "", because a threshold cannot bring back an answer that was replaced.
-        null_odds: the score of "no answer", in any unit. A threshold replaces answers with larger odds by "".
+    `spans` are the answers at the highest threshold: the best span, even where "no answer" scores higher. They should
+    not be "", because a threshold cannot bring back an answer that was replaced. `null_odds` are the scores of "no
+    answer", in any unit. A threshold replaces answers with larger odds by "".
 
-    Returns:
-        Six numbers for each question: the odds; 1 if the question has an answer, else 0; exact match; F1; and how
-        exact match and F1 change if the answer is the span instead of "". As in the official script, "" is wrong for
-        every question with an answer. float64, *shape* (N, 6)
+    Returns six numbers for each question: the odds; 1 if the question has an answer, else 0; exact match; F1; and how
+    exact match and F1 change if the answer is the span instead of "". As in the official script, "" is wrong for every
+    question with an answer. float64, *shape* (N, 6)
     """
     rows = []
     for texts, answer, span, odds in zip(golds, answers, spans, null_odds, strict=True):

@@ -60,9 +60,7 @@ def make_tag_windows(
     Args:
         sentences: at least one. A sentence without words makes an empty window.
         max_length: maximum tokens of a window, at least 4.
-        first_labels: label of the first sub-token of each word. None: the inputs have no labels. *Shape:* (W,)
-        other_labels: label of the other sub-tokens of each word. None if only first sub-tokens are labeled.
-            *Shape:* (W,)
+        first_labels, other_labels: of the first and of the other sub-tokens of each word. None: not labeled. (W,)
     """
     room = max_length - 2  # without [CLS] and [SEP]
     word_ids = _tokenize_words([word for sentence in sentences for word in sentence.words], tokenizer, room)

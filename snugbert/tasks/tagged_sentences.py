@@ -164,9 +164,8 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
     The training data decide whether tags mark entities, or all splits without training data. A split with sentences
     that have no tags loses its other tags.
 
-    Args:
-        scheme: the scheme of all splits. "auto": the scheme with the fewest invalid tags, see [`find_invalid_tags`].
-        on_bad_tag: "stop" at invalid tags, or "repair" them: use `conlleval`'s reading, with a warning.
+    `scheme` is the scheme of all splits, or "auto": the scheme with the fewest invalid tags, see
+    [`find_invalid_tags`]. `on_bad_tag`: "stop", or "repair" invalid tags as `conlleval` reads them, with a warning.
     """
     labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
     decisive = [tags for split, _, tags in labeled if split.name == "train"] or [tags for _, _, tags in labeled]

@@ -200,12 +200,9 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def measure(self, split: TagSplit, answers: TagAnswers) -> np.ndarray:
         """Counts equal tags, words, and entities of each sentence. See [`Task`].
 
-        An entity is correct if its type, first word and last word are correct. Invalid tags are read as in
-        `conlleval`, the script of CoNLL's shared tasks: an I- that does not continue an entity begins one.
-
-        Returns:
-            Equal tags and words, then correct, predicted and reference entities of all types together, then the same
-            three of each type, in the order of their names. *Shape:* (N, 5 + 3 * types)
+        An entity is correct if its type, first word and last word are correct. For invalid tags see [`decode_tags`].
+        The columns are equal tags and words, then correct, predicted and reference entities of all types together,
+        then the same three of each type, in the order of their names. *Shape:* (N, 5 + 3 * types)
         """
         types = {kind: index for index, kind in enumerate(self._list_types(split), start=1)}
         tags = np.zeros((split.num_examples, 2), dtype=np.int64)

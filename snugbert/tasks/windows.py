@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator
 
-from snugbert.data.packed_batches import NUM_WINDOWS
+from snugbert.data.packed_batches import NUM_WINDOWS, has_lists
 from snugbert.progress import Progress
 
 ROWS_PER_CALL = 1000  # rows per call of the tokenizer
@@ -23,10 +23,8 @@ def tokenize_texts(
 ) -> tuple[dict[str, pa.ChunkedArray], np.ndarray]:
     """Makes columns of model inputs, with one list per text or pair. Truncates the longer text of a pair first.
 
-    `source` names what is tokenized, for the progress display. Empty: nothing is displayed.
-
-    Returns:
-        The columns, and how many tokens were cut from each text or pair. *Shape:* (texts,)
+    Also returns how many tokens were cut from each text or pair, (texts,). `source` names what is tokenized, for the
+    progress display. Empty: nothing is displayed.
     """
     parts: dict[str, list[pa.Array]] = {name: [] for name in tokenizer.model_input_names}
     cut: list[int] = []
@@ -66,7 +64,6 @@ def _split_rows(texts: Sequence[list[str]], source: str) -> Iterator[list[list[s
 def _count_cut_tokens(
     tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], encoded: Any, max_length: int
 ) -> list[int]:
-    """Counts the tokens that truncation cut from each text or pair."""
     cut = [0] * len(rows[0])
     full = [index for index, ids in enumerate(encoded["input_ids"]) if len(ids) >= max_length]
     if len(rows) == 1 and encoded.encodings is not None:
@@ -80,22 +77,22 @@ def _count_cut_tokens(
     return cut
 
 
-class PadDocuments(DataCollatorWithPadding):
-    """Pads texts, or documents to (documents, windows, tokens). Windows of padding are at the end of a document."""
+class PadNested(DataCollatorWithPadding):
+    """Pads texts, or lists of texts (choices or windows) to (examples, lists, tokens), with padding at their ends."""
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the batch. Documents are features with the column `num_windows`."""
-        if NUM_WINDOWS not in features[0]:
+        """Returns the batch."""
+        if not has_lists(features[0]["input_ids"]):
             return super().__call__(features)
         names = [name for name in self.tokenizer.model_input_names if name in features[0]]
-        most = max(feature[NUM_WINDOWS] for feature in features)
+        counts = [len(feature["input_ids"]) for feature in features]
         empty: dict[str, list[int]] = {name: [] for name in names}
         windows = [
-            {name: feature[name][index] for name in names} if index < feature[NUM_WINDOWS] else empty
-            for feature in features
-            for index in range(most)
+            {name: feature[name][index] for name in names} if index < count else empty
+            for feature, count in zip(features, counts, strict=True)
+            for index in range(max(counts))
         ]
-        batch = {name: ids.view(len(features), most, -1) for name, ids in super().__call__(windows).items()}
+        batch = {name: ids.view(len(features), max(counts), -1) for name, ids in super().__call__(windows).items()}
         labels = [
             {name: feature[name] for name in feature if name not in (*names, NUM_WINDOWS)} for feature in features
         ]

@@ -25,15 +25,12 @@ from transformers import PreTrainedTokenizerBase, TokenizersBackend
 from snugbert.data.languages import DEFAULT, primary_language
 from snugbert.errors import InputError
 from snugbert.progress import Progress
-from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
+from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SPECIAL_TOKENS, SnugBertTokenizer
 
 TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe"]
 KINDS: tuple[TokenizerKind, ...] = ("wordpiece", "bpe", "byte-bpe")
 Merge = tuple[str, str]
 
-# These tokens get ids 0 to 4. In Google's vocabularies, they have ids 0 and 100 to 103, between [unused] tokens. The
-# difference does not matter, because tokenizers look up special tokens by name.
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Number of characters that get a token. Both of Google's English vocabularies have 997. Scripts with more characters
 # get enough tokens to cover 0.9995 of the text, as in sentencepiece, so that Chinese characters are not [UNK].
 ALPHABET_SIZE = 1000
@@ -66,10 +63,8 @@ def make_tokenizer(
     byte-level BPE, a word's first token includes the space before it, even at the start of a text, and [MASK] replaces
     both. So a word always gets the same tokens, even in lists of words.
 
-    Args:
-        tokens: the vocabulary in the order of ids, including [`SPECIAL_TOKENS`].
-        do_lower_case: whether to lowercase text. Default: true, but false for byte-level BPE.
-        strip_accents: whether to remove accents. Default: as `do_lower_case`.
+    `tokens` are the vocabulary in the order of ids, including [`SPECIAL_TOKENS`]. By default, text is lowercased
+    except in byte-level BPE, and `strip_accents` is as `do_lower_case`.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if do_lower_case is None:
@@ -178,9 +173,8 @@ def learn_tokens(
 
     `words`: number of occurrences of each word, from [`count_words`]. Above 10^9 in total, counts are scaled down.
 
-    Returns:
-        The tokens in the order of their ids: the five special tokens, characters that begin a word, characters inside
-        words (or the 256 bytes), and longer tokens as learned. And the merged pairs in order.
+    Returns the tokens in the order of their ids, and the merged pairs in order. The special tokens come first, then
+    characters that begin a word, characters inside words (or the 256 bytes), and longer tokens as learned.
     """
     if kind == "byte-bpe":
         prefix = None

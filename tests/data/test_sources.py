@@ -31,7 +31,7 @@ def test_requested_splits_must_exist():
     assert choose_splits(("test",), ("train", "test"), False, "examples") == ("test",)
     with pytest.raises(InputError, match=r"no validation questions\. Pass --validation_file"):
         choose_splits(("validation",), ("train", "test"), False, "questions")
-    with pytest.raises(InputError, match=r"no data to train or evaluate on\. Pass --train_file or --validation_file"):
+    with pytest.raises(InputError, match=r"no data to train or evaluate on\. Pass --train_file"):
         choose_splits(None, ("test",), False, "examples")
 
 

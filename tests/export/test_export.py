@@ -18,8 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from snugbert import SnugBertModel
 from snugbert.errors import InputError
 from snugbert.export import graph, onnx_engine, stock_engine
-from snugbert.export.export import export_model
-from snugbert.export.texts import make_batches, make_texts
+from snugbert.export.export import export_model, make_batches, make_texts
 from snugbert.families.comparing import FLOAT32_TOLERANCE, find_difference
 from snugbert_cli import main
 
@@ -141,8 +140,8 @@ def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, monke
 def test_a_wrong_export_is_refused_and_nothing_is_written(checkpoint, tmp_path, monkeypatch):
     load = onnx_engine.load
 
-    def load_wrong(folder, threads=None):
-        run = load(folder, threads)
+    def load_wrong(folder):
+        run = load(folder)
         return lambda batch: {name: values + 2e-4 for name, values in run(batch).items()}
 
     monkeypatch.setattr(onnx_engine, "load", load_wrong)

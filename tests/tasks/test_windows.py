@@ -22,7 +22,7 @@ from snugbert.gpu.row_sizes import pad_row
 from snugbert.prediction.predictor import Predictor
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_windows import split_into_spans
-from snugbert.tasks.windows import PadDocuments, tokenize_documents, tokenize_texts
+from snugbert.tasks.windows import PadNested, tokenize_documents, tokenize_texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTH, STRIDE = 16, 4
@@ -150,7 +150,7 @@ def test_loss_and_gradients_equal_a_loop_over_stock_bert(problem, tokenizer):
     expected = {name: weight.grad for name, weight in stock.named_parameters()}
 
     pack = SnugBertDataCollatorWithPacking()
-    pad = PadDocuments(tokenizer, padding="max_length", max_length=LENGTH)
+    pad = PadNested(tokenizer, padding="max_length", max_length=LENGTH)
     for batches in ([pack([features[:3], features[3]])], [pad(features)], [pack([each]) for each in features]):
         ours.zero_grad()
         items = LABELS[problem].numel()

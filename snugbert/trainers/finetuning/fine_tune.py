@@ -6,7 +6,7 @@ from typing import Any
 from snugbert.data.sources import DataArguments
 from snugbert.errors import InputError
 from snugbert.reports.results import format_summary
-from snugbert.tasks import find_task
+from snugbert.tasks import list_tasks
 from snugbert.tasks.base import Task
 from snugbert.trainers.finetuning.distillation_trainer import prepare_student
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
@@ -24,7 +24,7 @@ def run_fine_tuning(
     """Runs a fine-tuning command. The `head`, such as "ForTokenClassification", determines the task."""
     set_up(args)
     with lock_output_dir(args):
-        run_task(find_task(head)(data_args), model_args, args)
+        run_task(list_tasks()[head](data_args), model_args, args)
 
 
 def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, args: FineTuningArguments) -> float:

@@ -83,7 +83,7 @@ def collect_results(
         "metrics": metrics,
         "perfect_score": prepared.task.perfect_score,
         "baselines": {name: {"answer": answer, **scores} for name, (answer, scores) in baselines.items()},
-        "examples": {s.name: s.num_examples for s in prepared.evaluation_sets},
+        "examples": {s.name: s.split.num_examples for s in prepared.evaluation_sets},
         "data": {name: [source._asdict() for source in sources] for name, sources in prepared.data.items()},
         "copies": prepared.copies.sentences,
         "training": training,

@@ -154,7 +154,7 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any], res
             draw_reliability(bins, folder / "reliability.png")
     if metrics:
         saved = {**(output.metrics or {}), **{f"{name}_{metric}": value for metric, value in metrics.items()}}
-        saved[f"{name}_samples"] = evaluation_set.num_examples
+        saved[f"{name}_samples"] = evaluation_set.split.num_examples
         if evaluation_set.baseline is not None:
             # The correlation of a constant is NaN, so there is nothing to compare with.
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
