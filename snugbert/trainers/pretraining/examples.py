@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus.corpus import Blocks, CachedBlocks, Corpus
+from snugbert.data.corpus.corpus import Corpus
+from snugbert.data.corpus.corpus_blocks import Blocks, CachedBlocks
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
 from snugbert.files import hash_json, lock_file, replacing

@@ -10,7 +10,8 @@ from prepared import prepare
 from synthetic import make_corpus
 
 from snugbert.data.corpus import preparation
-from snugbert.data.corpus.corpus import CachedBlocks, open_corpus
+from snugbert.data.corpus.corpus import open_corpus
+from snugbert.data.corpus.corpus_blocks import CachedBlocks
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, RunBatches
 from snugbert.trainers.pretraining.block_windows import Window, Windows
