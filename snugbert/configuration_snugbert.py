@@ -138,7 +138,11 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads the values as in transformers. Translates other families' values, see [`convert_family_config`]."""
+        """Reads the values as in transformers. Translates other families' values.
+
+        Raises:
+            ValueError: SnugBERT cannot express the model.
+        """
         values, unused = super().get_config_dict(*args, **kwargs)
         if values.get("model_type") in LOADABLE_TYPES:
             values = convert_family_config(values) | {"model_type": cls.model_type}  # another type causes a warning
@@ -146,7 +150,11 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Builds a configuration from the contents of a `config.json`, also of another family."""
+        """Builds a configuration from the contents of a `config.json`, also of another family.
+
+        Raises:
+            ValueError: SnugBERT cannot express the model.
+        """
         return super().from_dict(convert_family_config(config_dict), **kwargs)
 
     @classmethod
@@ -157,6 +165,9 @@ class SnugBertConfig(PreTrainedConfig):
             size (`str`): `"tiny"` (2 layers, hidden size 128, 2 heads), `"mini"` (4, 256, 4), `"small"` (4, 512, 8),
                 `"medium"` (8, 512, 8), `"base"` (12, 768, 12) or `"large"` (24, 1024, 16).
             overrides: values of other fields, by name.
+
+        Raises:
+            ValueError: the size is unknown.
         """
         if size not in SIZES:
             raise ValueError(f"Unknown size {size!r}. Sizes: {', '.join(SIZES)}.")

@@ -703,7 +703,12 @@ def has_hooks(modules: Iterable[nn.Module]) -> bool:
 class SnugBertModel(SnugBertPreTrainedModel):
     """The encoder without a head. Returns the last hidden states and the pooled first token.
 
-    `add_pooling_layer`: whether to add a pooler.
+    Args:
+        config: the configuration.
+        add_pooling_layer: whether to add a pooler.
+
+    Raises:
+        ValueError: `hidden_size` is not a multiple of `num_attention_heads`.
     """
 
     def __init__(self, config: SnugBertConfig, add_pooling_layer: bool = True):
@@ -769,8 +774,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 `max_position_embeddings` tokens, except with relative positions; an id out of range (checked on the
                 CPU only); boundaries that do not start at 0 and end at T, or that decrease; a sequence longer than
                 `max_length_q`; positions that restart in a row without boundaries and mask; a mask without any token;
-                `past_key_values`. In models with a head, also labels of the wrong shape, and labels out of range or
-                `label_indices` that do not match them (checked on the CPU only).
+                `past_key_values`; `label_indices` that do not match the labels (checked on the CPU only).
             RuntimeError: on an accelerator, wrong boundaries or restarting positions. A later operation raises it.
         """
         if batch is not None:
@@ -1051,6 +1055,9 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
 
         Returns:
             The losses of the labels that were passed, and the logits.
+
+        Raises:
+            ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels)
         outputs, logits, mlm_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
@@ -1107,6 +1114,9 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
 
         Returns:
             `logits` (B, L, V), or (M, V) if sparse.
+
+        Raises:
+            ValueError: as [`SnugBertForPreTraining`].
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels)
         outputs, logits, loss_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
@@ -1148,6 +1158,9 @@ class SnugBertForNextSentencePrediction(SnugBertPreTrainedModel):
 
         Returns:
             `logits` (B, 2).
+
+        Raises:
+            ValueError: as [`SnugBertModel`]; a label other than 0, 1 and -100.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
@@ -1207,6 +1220,9 @@ class SnugBertForReplacedTokenDetection(SnugBertPreTrainedModel):
 
         Returns:
             `logits` (B, L). Above 0 means replaced.
+
+        Raises:
+            ValueError: as [`SnugBertModel`]; labels of the wrong shape or other than 0, 1 and -100.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, **kwargs)
@@ -1461,6 +1477,9 @@ class SnugBertForTokenClassification(SnugBertPreTrainedModel):
 
         Returns:
             `logits` (B, L, `num_labels`).
+
+        Raises:
+            ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, **kwargs)
@@ -1511,6 +1530,9 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         Returns:
             `start_logits` and `end_logits` (B, L). At padding they are the dtype's minimum, so that the softmax runs
             over tokens only. Stock BERT's softmax includes padding, so its loss depends on the amount of padding.
+
+        Raises:
+            ValueError: as [`SnugBertModel`]; positions of the wrong shape.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(batch, **kwargs)
