@@ -114,9 +114,8 @@ COMMANDS = {
         "--model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz'",
         (
             "evaluation.evaluation_arguments.EvaluatedModelArguments",
-            "evaluation.evaluation_arguments.PairsArguments",
-            "evaluation.evaluation_arguments.HeldOutTextArguments",
             "evaluation.evaluation_arguments.EvaluationArguments",
+            "evaluation.evaluation_arguments.HeldOutTextArguments",
         ),
         "evaluation.evaluate.evaluate_model",
         uploads="output_dir",

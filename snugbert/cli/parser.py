@@ -59,6 +59,7 @@ OUTPUT_FLAGS = (
     "output_file",
     "overwrite_output_dir",
     "overwrite_output_file",
+    "update_card",
     "logging_steps",
     "save_strategy",
     "save_steps",

@@ -4,12 +4,12 @@ This module imports `datasets` and the model's files only when a dataset is load
 """
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from snugbert.cli.arguments import COUNT, Range, argument, check_ranges
+from snugbert.cli.arguments import COUNT, Range, argument, check_ranges, complete_lists
 from snugbert.errors import InputError, join_lines
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ class DataArguments:
     )
 
     def __post_init__(self):
+        complete_lists(self)
         check_ranges(self)
-        check_sources(self.files, self.dataset_name)
+        if self.files and self.dataset_name is not None:
+            raise InputError("--dataset_name cannot be combined with files. Pass either the dataset or the files.")
 
     @property
     def max_samples(self) -> dict[str, int | None]:
@@ -71,12 +73,6 @@ class ExampleArguments(DataArguments):
     max_seq_length: int = argument(
         512, "Maximum tokens of a text or pair. Longer texts are truncated.", range=Range(3)
     )
-
-
-def check_sources(files: Mapping[str, list[Path]], dataset_name: str | None) -> None:
-    """Checks that the user did not give both files and a dataset."""
-    if files and dataset_name is not None:
-        raise InputError("--dataset_name cannot be combined with files. Pass either the dataset or the files.")
 
 
 def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> "DatasetDict":

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from snugbert.data.sources import (
-    check_sources,
+    ExampleArguments,
     choose_splits,
     describe_dataset,
     describe_source,
@@ -36,11 +36,10 @@ def test_requested_splits_must_exist():
 
 
 def test_sources_are_files_or_a_dataset():
-    files = {"train": [Path("a.csv")]}
-    check_sources(files, None)
-    check_sources({}, "conll2003")
+    assert ExampleArguments(train_file="a.csv").files == {"train": [Path("a.csv")]}
+    assert ExampleArguments(dataset_name="conll2003").files == {}
     with pytest.raises(InputError, match="--dataset_name cannot be combined with files"):
-        check_sources(files, "conll2003")
+        ExampleArguments(train_file="a.csv", dataset_name="conll2003")
 
 
 def test_data_have_short_names(tmp_path):

@@ -9,17 +9,12 @@ from snugbert.cli.arguments import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Overwri
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.cli.model_arguments import StudentArguments
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, SweepFile, read_sweep_file
+from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, OWN_FLAGS, SweepFile, read_sweep_file
 
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 # Must not change when a run resumes, in addition to the settings that every run compares.
 COMPARED_SETTINGS = (
-    "reinit_layers",
-    "layerwise_lr_decay",
-    "freeze_embeddings",
-    "freeze_layers",
-    "unfreeze_after_steps",
-    "class_weights",
+    *OWN_FLAGS,
     "early_stopping_patience",
     "early_stopping_threshold",
     "data_seed",
