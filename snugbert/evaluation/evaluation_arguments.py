@@ -1,12 +1,4 @@
-"""`snugbert evaluate`: scores a masked language model on minimal pairs and held-out text.
-
-    snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz' --output_dir scores
-    snugbert evaluate --model_name_or_path pretrained --validation_file held_out.txt
-
-Any masked language model of transformers can be scored, so that models can be compared.
-
-`--help` imports this module, so it does not import datasets or matplotlib, which take seconds.
-"""
+"""The arguments of `snugbert evaluate`. Any masked language model of transformers can be scored, to compare models."""
 
 from dataclasses import dataclass
 

@@ -6,7 +6,7 @@ matplotlib is imported inside the functions, because importing it takes a second
 import math
 import warnings
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -66,9 +66,9 @@ def draw_curves(
         panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:{number_format}}")
 
 
-def tidy(panel: "Axes", grid: Literal["both", "x", "y"] = "both") -> None:
+def tidy(panel: "Axes") -> None:
     """Adds a faint grid and removes the box around the panel."""
-    panel.grid(axis=grid, color="#e4e4e4", linewidth=0.7)
+    panel.grid(color="#e4e4e4", linewidth=0.7)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
 

@@ -1,7 +1,4 @@
-"""Arguments of the tasks' commands that select and read the data.
-
-`--help` imports this module, so it imports neither models nor datasets, which take seconds.
-"""
+"""Arguments of the tasks' commands that select and read the data."""
 
 from dataclasses import dataclass
 from typing import Literal
