@@ -39,34 +39,24 @@ MOST_SHOWN = 10  # labels, those with the lowest F1
 
 
 class LabelScores(TypedDict):
-    """The scores of each label of an evaluation set.
+    """The scores of each label of an evaluation set."""
 
-    Keys:
-        averages: `macro_f1` and `balanced_accuracy`, the mean recall.
-        labels: in the order of their ids: `label`, `number` of examples with it, number of times it is `predicted`,
-            `LABEL_METRICS`, and their `intervals`. An undefined metric is NaN, or None if it was read from a file.
-    """
-
-    averages: dict[str, float]
+    averages: dict[str, float]  # `macro_f1` and `balanced_accuracy`, the mean recall
     intervals: dict[str, Interval]
+    # In the order of their ids: `label`, `number` of examples with it, number of times it is `predicted`,
+    # `LABEL_METRICS`, and their `intervals`. An undefined metric is NaN, or None if it was read from a file.
     labels: list[dict[str, Any]]
 
 
 class DecisionFacts(TypedDict):
-    """The thresholds and the temperature that a run chose on the validation examples.
-
-    Keys:
-        metric: the metric that the thresholds maximize. None if there are no thresholds.
-        thresholds: label -> lowest probability at which it is predicted.
-        calibration: the entry of the model's config.json. None if the model is not calibrated.
-    """
+    """The thresholds and the temperature that a run chose on the validation examples."""
 
     set: str
-    metric: str | None
-    thresholds: dict[str, float]
+    metric: str | None  # that the thresholds maximize. None if there are no thresholds
+    thresholds: dict[str, float]  # label -> lowest probability at which it is predicted
     scores_without: dict[str, float]
     intervals_without: dict[str, Interval]
-    calibration: dict[str, Any] | None
+    calibration: dict[str, Any] | None  # the entry of config.json. None if the model is not calibrated
 
 
 def set_title(set_name: str) -> str:

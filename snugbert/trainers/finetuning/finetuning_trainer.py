@@ -469,10 +469,9 @@ class FineTuningTrainer(RunTrainer):
                 metrics = {prepared.validation_set.name: {m: scores[m] for m in prepared.task.metrics if m in scores}}
             results = self.collect_results(metrics)
         output_dir = Path(folder or str(self.args.output_dir))
-        base_model = prepared.model_args.model_name_or_path
         output_dir.mkdir(parents=True, exist_ok=True)
         hub_name = self.hub_model_id or self.args.hub_model_id
-        write_finetuning_card(output_dir, prepared.facts, results, base_model, hub_name)
+        write_finetuning_card(output_dir, prepared.facts, results, hub_name)
 
 
 def _keep_logits(prediction: EvalPrediction) -> dict[str, float]:

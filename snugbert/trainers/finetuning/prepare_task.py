@@ -79,7 +79,8 @@ class PreparedTask:
     def facts(self) -> TaskFacts:
         """What reports show about the task."""
         files = [file for each in self.evaluation_sets for file in self.task.list_prediction_files(each.split)]
-        return TaskFacts(self.task.name, self.task.card_head, self.task.labels, tuple(files))
+        base_model = self.model_args.model_name_or_path
+        return TaskFacts(self.task.name, self.task.card_head, self.task.labels, tuple(files), base_model)
 
     def make_model(self) -> PreTrainedModel:
         """Returns a new model with a head, or the model in memory. A new head depends only on the seed."""
