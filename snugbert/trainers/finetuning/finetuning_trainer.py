@@ -155,7 +155,7 @@ class FineTuningTrainer(RunTrainer):
             train_dataset=task.train_features,
             eval_dataset=features,
             processing_class=task.task.tokenizer,
-            compute_metrics=_keep_logits,
+            compute_metrics=lambda prediction: {},  # never called, as there are no labels, but Trainer keeps logits
             compute_loss_func=loss,
             callbacks=[*layer_callbacks, *callbacks, ClearOutputDir()],
             **kwargs,
@@ -472,11 +472,6 @@ class FineTuningTrainer(RunTrainer):
         output_dir.mkdir(parents=True, exist_ok=True)
         hub_name = self.hub_model_id or self.args.hub_model_id
         write_finetuning_card(output_dir, prepared.facts, results, hub_name)
-
-
-def _keep_logits(prediction: EvalPrediction) -> dict[str, float]:
-    """Makes Trainer keep the logits. Trainer never calls this function, because there are no labels."""
-    return {}
 
 
 def _pad(logits: torch.Tensor, lengths: list[int]) -> torch.Tensor:

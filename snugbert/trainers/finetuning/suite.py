@@ -16,7 +16,7 @@ from snugbert.reports.results import RESULTS, read_results
 from snugbert.reports.score_tables import select_suite, suite_table
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.task_arguments import GlueDataArguments
-from snugbert.trainers.finetuning.fine_tune import refuse_distillation_flags, run_fine_tuning, run_task
+from snugbert.trainers.finetuning.fine_tune import run_fine_tuning, run_task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.run.folder import lock_output_dir
 from snugbert.trainers.run.processes import set_up
@@ -37,7 +37,6 @@ def run_glue(
     has_weights = training_args.class_weights is not None or training_args.varies("class_weights")
     if model_args.teacher_name_or_path is not None or has_weights:
         raise InputError("--teacher_name_or_path and --class_weights fit one task only. Set --task_name to one task.")
-    refuse_distillation_flags(training_args)
     set_up(training_args)
     output_dir = Path(str(training_args.output_dir))
     wanted = training_args.wanted_splits or ("train", "validation")
