@@ -26,6 +26,7 @@ class TextArguments:
     dataset_split: str = argument("train", "Split of the dataset.")
     text_column_name: str = argument("text", "Text column of .jsonl, .parquet and datasets.")
     on_bad_text: OnBadText = argument("error", "Invalid UTF-8 and rows without text: error, skip, or replace bytes.")
+    # None: pretraining takes it from the tokenizer, the corpus or the checkpoint, or uses "en".
     language: str | None = argument(
         None, "Language code for splitting into sentences. Default: the stored code, or en."
     )
@@ -41,11 +42,7 @@ class TextArguments:
 
 @dataclass(kw_only=True)
 class PreparationArguments(TextArguments):
-    """The text, and how to split it into sentences.
-
-    Attributes:
-        language: the code. None: the command takes it from the tokenizer, the corpus or the checkpoint, or uses "en".
-    """
+    """The text, and how to split it into sentences."""
 
     lines_are_sentences: bool = argument(
         False, "Each line is one sentence. By default, lines are split into sentences."

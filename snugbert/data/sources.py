@@ -127,24 +127,15 @@ def describe_source(source: Path | str, config_name: str | None, split: str, num
         name = describe_file(source)  # the folder's name, if the file's name is generic
         file = source.name if source.name.startswith(name) else f"{name}/{source.name}"
         return DataSource(file, split, num_examples)
-    name = describe_dataset(source) + (f" ({config_name})" if config_name else "")
-    return DataSource(name, split, num_examples, hub_id(source), config_name)
+    hub_id, name = name_dataset(source)
+    return DataSource(name + (f" ({config_name})" if config_name else ""), split, num_examples, hub_id, config_name)
 
 
-def hub_id(dataset_name: str | None) -> str | None:
-    """The name of a dataset on the Hub. None for a folder, which may have moved, or if there is no dataset."""
-    return _find_names(dataset_name)[0]
-
-
-def describe_dataset(name: str) -> str:
-    """The name of a dataset in results and cards: its Hub name, or the last part of a folder's path."""
-    return _find_names(name)[1]
-
-
-def _find_names(dataset_name: str | None) -> tuple[str | None, str]:
+def name_dataset(name: str | None) -> tuple[str | None, str]:
+    """The Hub name of a dataset, if it is no folder, and its name in results and cards: the last part of a path."""
     from snugbert.card_snugbert import find_base_model  # the rules for names of models are the same
 
-    return find_base_model(dataset_name)
+    return find_base_model(name)
 
 
 def describe_file(file: Path) -> str:

@@ -167,11 +167,8 @@ def draw_learning_curve(
 ) -> None:
     """Draws the loss, and a metric on the validation examples, over the steps of a run. Scores are in percent.
 
-    Args:
-        metric: name of the metric, without "eval_".
-        perfect_score: the value of a perfect score: 1 or 100.
-        baseline: the metric of the baseline. None: unknown.
-        file: the plot, a PNG. It is not written if nothing was logged.
+    `metric` has no "eval_", a `perfect_score` is 1 or 100, and a `baseline` of None is unknown. Without log lines, no
+    `file` is written.
     """
     percent = is_score(metric)
     factor, number = (100 / perfect_score, ".2f") if percent else (1, ".4f")

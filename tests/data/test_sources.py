@@ -7,9 +7,8 @@ import pytest
 from snugbert.data.sources import (
     ExampleArguments,
     choose_splits,
-    describe_dataset,
     describe_source,
-    hub_id,
+    name_dataset,
 )
 from snugbert.errors import InputError
 
@@ -44,10 +43,8 @@ def test_sources_are_files_or_a_dataset():
 
 def test_data_have_short_names(tmp_path):
     (tmp_path / "reviews").mkdir()
-    assert hub_id("imdb") == "imdb" and hub_id(None) is None
-    assert all(hub_id(folder) is None for folder in (str(tmp_path), "/moved/reviews", "./reviews"))
-    assert describe_dataset("stanfordnlp/imdb") == "stanfordnlp/imdb"
-    assert describe_dataset(str(tmp_path / "reviews")) == describe_dataset("/moved/reviews") == "reviews"
+    assert name_dataset("stanfordnlp/imdb") == ("stanfordnlp/imdb",) * 2 and name_dataset(None)[0] is None
+    assert all(name_dataset(folder) == (None, "reviews") for folder in (str(tmp_path / "reviews"), "/moved/reviews"))
     file = describe_source(Path("data/reviews.csv.gz"), None, "train", 3)
     assert file == ("reviews.csv.gz", "train", 3, None, None)
     assert describe_source(Path("data/reviews/train.jsonl"), None, "train", 3).name == "reviews/train.jsonl"

@@ -49,14 +49,6 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
     `sweep="stable"` changes the defaults to 20 epochs, at least 100 steps, and 5 seeds, after Mosbach et al. (2021),
     "On the Stability of Fine-tuning BERT", section 7. Their other settings are already the defaults. The learning rate
     still depends on the width.
-
-    Attributes:
-        keeps_checkpoints: whether the user asked for checkpoints with `save_strategy`, `save_steps`,
-            `save_total_limit` or `save_only_model`. Otherwise, they only serve to resume, and a finished run removes
-            them.
-        min_steps: minimum number of steps of a run. 0 if the user chose the length.
-        chooses_evaluation: whether the run chooses `eval_strategy`, because the user did not.
-        given: names of the settings that the user chose.
     """
 
     do_train: bool = argument(False, "Train. Default: train, evaluate and predict on the data that you pass.")
@@ -107,7 +99,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         False, "Pad all examples to --max_seq_length instead of packing batches.", advanced=True
     )
 
-    given = tuple[str, ...]()  # not an argument
+    given = tuple[str, ...]()  # names of the settings that the user chose. Not an argument
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "FineTuningArguments":
         """Stores which arguments the user gave. A sweep and early stopping may replace all other arguments."""
@@ -124,10 +116,12 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         saving = {"save_strategy", "save_steps"} & {*self.given}
         saves = bool(saving) and (self.save_strategy != SaveStrategy.NO or "save_steps" in saving)
+        # Whether the user asked for checkpoints. Otherwise, they only serve to resume until the run is finished.
         self.keeps_checkpoints = saves or "save_total_limit" in self.given or self.save_only_model
         stops_early = self.early_stopping_patience is not None
         keeps_best = self.load_best_model_at_end or stops_early
         chose_evaluation = "eval_strategy" in self.given
+        # Whether the run chooses `eval_strategy`.
         self.chooses_evaluation = not (chose_evaluation or keeps_best)
         if self.eval_strategy == IntervalStrategy.NO and (stops_early or (keeps_best and not chose_evaluation)):
             self.eval_strategy = IntervalStrategy.EPOCH
@@ -156,7 +150,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         Single values in this file replace defaults, but not what the user chose.
         """
         self.search: SweepFile | None = None
-        self.min_steps = 0
+        self.min_steps = 0  # of a run, unless the user chose its length
         if not self.sweeps:
             return
         self.search = read_sweep_file(self.sweep or "fixed", type(self))
