@@ -94,12 +94,6 @@ def describe_plot(plot: Path) -> str:
     return CAPTIONS[name] + (f", {set_title(set_name)} examples" if set_name else "")
 
 
-def remove_plots(output_dir: Path) -> None:
-    """Removes the plots of an earlier run. Otherwise the next model card would show them."""
-    for plot in list_plots(output_dir):
-        plot.unlink()
-
-
 def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
     """Draws a confusion matrix: the fraction of the examples of each true label that got each predicted label.
 

@@ -170,20 +170,16 @@ def prepare_student(
             "--teacher_name_or_path: teacher and student split the text differently. Choose a student with the "
             "teacher's tokenizer."
         )
-    trainer = _make_teacher_trainer(teacher, args)
+    # Arguments of training do not change the teacher, which only predicts.
+    args = as_dry_run(args, tempfile.gettempdir())  # Trainer creates the folder
+    args.fp16_full_eval = args.bf16_full_eval = False  # Trainer would change the weights in place
+    args.sweep, args.seeds = None, 1
+    trainer = FineTuningTrainer(task=teacher, args=args)
     digest = hash_model(trainer.model)
     logits = compute_items(trainer, teacher.train_features, digest, model_args.cache_dir)
     student.soft_targets = SoftTargets(digest, logits, np.concatenate([[0], np.cumsum(counts)]))
     trainer.model.to("cpu")  # the student needs the memory of the GPU
     return student
-
-
-def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
-    """Returns a trainer that only predicts. Training arguments do not change the teacher."""
-    args = as_dry_run(args, tempfile.gettempdir())  # Trainer creates the folder
-    args.fp16_full_eval = args.bf16_full_eval = False  # Trainer would change the weights in place
-    args.sweep, args.seeds = None, 1
-    return FineTuningTrainer(task=teacher, args=args)
 
 
 def compute_items(trainer: FineTuningTrainer, features: Any, teacher: str, cache_dir: str | None) -> np.ndarray:
