@@ -15,26 +15,16 @@ is_reading_arguments = False
 
 
 class Command(NamedTuple):
-    """A command. Its arguments and its function are imported when it runs.
+    """A command. Its arguments and its function are imported when it runs."""
 
-    Attributes:
-        summary: one sentence, for `snugbert --help` and for the command's own help.
-        example: the arguments of a command line to copy.
-        arguments: the dataclasses of the arguments, by their names in the package. `--help` imports their modules,
-            which import neither models nor datasets.
-        function: runs the command. It is called with an instance of each dataclass.
-        options: other arguments of the function.
-        uploads: name of the argument whose folder is uploaded after the function if it is a URL.
-        extra: the extra that the command needs: snugbert[extra].
-    """
-
-    summary: str
-    example: str
+    summary: str  # one sentence, for `snugbert --help` and for the command's own help
+    example: str  # the arguments of a command line to copy
+    # The dataclasses of the arguments. `--help` imports their modules, which import neither models nor datasets.
     arguments: tuple[str, ...]
-    function: str
-    options: dict[str, str] = {}
-    uploads: str = ""
-    extra: str = "train"
+    function: str  # runs the command. It is called with an instance of each dataclass
+    options: dict[str, str] = {}  # other arguments of the function
+    uploads: str = ""  # the argument whose folder is uploaded after the function if it is a URL
+    extra: str = "train"  # the command needs snugbert[extra]
 
 
 def fine_tuning(
@@ -114,9 +104,8 @@ COMMANDS = {
         "--model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz'",
         (
             "evaluation.evaluation_arguments.EvaluatedModelArguments",
-            "evaluation.evaluation_arguments.PairsArguments",
-            "evaluation.evaluation_arguments.HeldOutTextArguments",
             "evaluation.evaluation_arguments.EvaluationArguments",
+            "evaluation.evaluation_arguments.HeldOutTextArguments",
         ),
         "evaluation.evaluate.evaluate_model",
         uploads="output_dir",

@@ -33,22 +33,13 @@ SHARE, POSITIVE_SHARE = Range(0, 1), Range(0, 1, open_below=True)
 SEED = Range(0, 2**32 - 1)  # of NumPy
 
 # Of the fields of TrainingArguments. torch and transformers refuse other values early, such as betas above 1.
+BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 TRAINING_RANGES = {
-    "adam_epsilon": POSITIVE,
-    "eval_steps": POSITIVE,
-    "gradient_accumulation_steps": COUNT,
+    **dict.fromkeys((*BATCHES, "max_steps"), COUNT),
+    **dict.fromkeys(("num_train_epochs", "logging_steps", "eval_steps", "save_steps", "adam_epsilon"), POSITIVE),
+    **dict.fromkeys(("learning_rate", "warmup_steps", "weight_decay", "max_grad_norm"), NOT_NEGATIVE),
     "label_smoothing_factor": Range(0, 1, open_above=True),  # 1: all labels would be equally likely
-    "learning_rate": NOT_NEGATIVE,
-    "logging_steps": POSITIVE,
-    "max_grad_norm": NOT_NEGATIVE,
-    "max_steps": COUNT,
-    "num_train_epochs": POSITIVE,
-    "per_device_eval_batch_size": COUNT,
-    "per_device_train_batch_size": COUNT,
-    "save_steps": POSITIVE,
     "seed": SEED,
-    "warmup_steps": NOT_NEGATIVE,
-    "weight_decay": NOT_NEGATIVE,
 }
 
 

@@ -1,7 +1,4 @@
-"""`TrainingArguments` whose defaults fit the device.
-
-`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
-"""
+"""`TrainingArguments` whose defaults fit the device."""
 
 import copy
 import logging

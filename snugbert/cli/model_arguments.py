@@ -1,7 +1,4 @@
-"""The arguments that name models and tokenizers, and the arguments of `snugbert convert`.
-
-`--help` imports this module, so it imports neither models nor configurations, which take seconds.
-"""
+"""The arguments that name models and tokenizers, and the arguments of `snugbert convert`."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self

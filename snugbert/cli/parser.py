@@ -44,7 +44,7 @@ TRAINING_HELP = {
     "max_steps": "Optimizer steps, instead of --num_train_epochs. Default: not set.",
     "lr_scheduler_type": "Schedule after warmup: linear, cosine, constant_with_warmup, ...",
     "gradient_accumulation_steps": "Batches per optimizer step.",
-    "eval_strategy": "When to evaluate during training: no, steps or epoch.",
+    "eval_strategy": "When to evaluate during training: no, steps or epoch. Default: no (fine-tuning: epoch).",
     "eval_steps": "Steps between evaluations. Default: --logging_steps (fine-tuning: 500 if below 1).",
     "seed": "Random seed.",
     "use_cpu": "Train on the CPU even if there is a GPU.",
@@ -54,20 +54,8 @@ TRAINING_HELP = {
     "push_to_hub": "Upload the model and its card to the Hub.",
 }
 TRAINING_FIELDS = {field.name for field in fields(TrainingArguments)}
-OUTPUT_FLAGS = (
-    "output_dir",
-    "output_file",
-    "overwrite_output_dir",
-    "overwrite_output_file",
-    "logging_steps",
-    "save_strategy",
-    "save_steps",
-    "save_total_limit",
-    "report_to",
-    "resume_from_checkpoint",
-    "push_to_hub",
-    "hub_model_id",
-)
+# Flags of the group "output" begin with one of these.
+OUTPUT_PREFIXES = ("output_", "overwrite_", "update_", "logging_", "save_", "report_", "resume_", "push_", "hub_")
 GROUPS = ("data", "tokenizer", "model", "training", "output", "more")
 MORE_HELP = "--config FILE.yaml reads the same arguments. --help-all lists all arguments."
 
@@ -136,7 +124,7 @@ class ArgumentParser(HfArgumentParser):
         if positional:
             names = (names[0].removeprefix("--"),)
             del options["required"]  # argparse always requires positional arguments
-        group = self.groups["output" if names[0].removeprefix("--") in OUTPUT_FLAGS else self.group]
+        group = self.groups["output" if names[0].removeprefix("--").startswith(OUTPUT_PREFIXES) else self.group]
         action = group.add_argument(*names, *OLD_NAMES.get(names[0], ()), **options)
         if action.const is True:
             group.add_argument(

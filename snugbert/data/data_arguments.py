@@ -1,7 +1,4 @@
-"""Arguments that select text, split it into sentences, and choose the folder of the prepared corpus.
-
-`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
-"""
+"""Arguments that select text, split it into sentences, and choose the folder of the prepared corpus."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -29,12 +26,18 @@ class TextArguments:
     dataset_split: str = argument("train", "Split of the dataset.")
     text_column_name: str = argument("text", "Text column of .jsonl, .parquet and datasets.")
     on_bad_text: OnBadText = argument("error", "Invalid UTF-8 and rows without text: error, skip, or replace bytes.")
+    # None: pretraining takes it from the tokenizer, the corpus or the checkpoint, or uses "en".
+    language: str | None = argument(
+        None, "Language code for splitting into sentences. Default: the stored code, or en."
+    )
 
     def __post_init__(self):
         complete_lists(self)
         check_ranges(self)
         if self.train_file and self.dataset_name is not None:
             raise InputError("--train_file and --dataset_name cannot be combined. Remove one flag.")
+        if self.language is not None:
+            check_language(self.language)
 
 
 @dataclass(kw_only=True)
@@ -44,21 +47,12 @@ class PreparationArguments(TextArguments):
     lines_are_sentences: bool = argument(
         False, "Each line is one sentence. By default, lines are split into sentences."
     )
-    # None: the command takes it from the tokenizer, the corpus or the checkpoint, or uses "en".
-    language: str | None = argument(
-        None, "Language code for splitting into sentences. Default: the stored code, or en."
-    )
     preprocessing_num_workers: int | None = argument(
         None, "Number of processes for tokenizing. Default: one per core.", range=COUNT
     )
     deduplicate: Deduplication | None = argument(
         None, "Leave out later copies of documents or of lines. Default: only report them."
     )
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.language is not None:
-            check_language(self.language)
 
     @property
     def sentence_language(self) -> str | None:

@@ -4,12 +4,12 @@ This module imports `datasets` and the model's files only when a dataset is load
 """
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from snugbert.cli.arguments import COUNT, Range, argument, check_ranges
+from snugbert.cli.arguments import COUNT, Range, argument, check_ranges, complete_lists
 from snugbert.errors import InputError, join_lines
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ class DataArguments:
     )
 
     def __post_init__(self):
+        complete_lists(self)
         check_ranges(self)
-        check_sources(self.files, self.dataset_name)
+        if self.files and self.dataset_name is not None:
+            raise InputError("--dataset_name cannot be combined with files. Pass either the dataset or the files.")
 
     @property
     def max_samples(self) -> dict[str, int | None]:
@@ -71,12 +73,6 @@ class ExampleArguments(DataArguments):
     max_seq_length: int = argument(
         512, "Maximum tokens of a text or pair. Longer texts are truncated.", range=Range(3)
     )
-
-
-def check_sources(files: Mapping[str, list[Path]], dataset_name: str | None) -> None:
-    """Checks that the user did not give both files and a dataset."""
-    if files and dataset_name is not None:
-        raise InputError("--dataset_name cannot be combined with files. Pass either the dataset or the files.")
 
 
 def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> "DatasetDict":
@@ -131,20 +127,18 @@ def describe_source(source: Path | str, config_name: str | None, split: str, num
         name = describe_file(source)  # the folder's name, if the file's name is generic
         file = source.name if source.name.startswith(name) else f"{name}/{source.name}"
         return DataSource(file, split, num_examples)
-    name = describe_dataset(source) + (f" ({config_name})" if config_name else "")
-    return DataSource(name, split, num_examples, hub_id(source), config_name)
+    hub_id, name = name_dataset(source)
+    return DataSource(name + (f" ({config_name})" if config_name else ""), split, num_examples, hub_id, config_name)
 
 
-def hub_id(dataset_name: str | None) -> str | None:
-    """The name of a dataset on the Hub. None for a folder, which may have moved, or if there is no dataset."""
+def name_dataset(name: str | None) -> tuple[str | None, str]:
+    """Returns the Hub name of a dataset, and its name in results and cards: the Hub name, or the folder's.
+
+    The Hub name is None for a folder, which may have moved, and without a dataset.
+    """
     from snugbert.card_snugbert import find_base_model  # the rules for names of models are the same
 
-    return find_base_model(dataset_name)[0]
-
-
-def describe_dataset(name: str) -> str:
-    """The name of a dataset in results and cards: its Hub name, or the last part of a folder's path."""
-    return hub_id(name) or Path(name).resolve().name
+    return find_base_model(name)
 
 
 def describe_file(file: Path) -> str:

@@ -18,12 +18,7 @@ from snugbert.card_snugbert import escape, find_base_model
 from snugbert.data.documents import match_files
 from snugbert.data.sources import describe_file
 from snugbert.errors import InputError, format_count, join_lines
-from snugbert.evaluation.evaluation_arguments import (
-    EvaluatedModelArguments,
-    EvaluationArguments,
-    HeldOutTextArguments,
-    PairsArguments,
-)
+from snugbert.evaluation.evaluation_arguments import EvaluatedModelArguments, EvaluationArguments, HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import MinimalPair, read_pairs, score_pairs
@@ -50,23 +45,20 @@ class _Section(NamedTuple):
 
 
 def evaluate_model(
-    model_args: EvaluatedModelArguments,
-    pairs_args: PairsArguments,
-    text_args: HeldOutTextArguments,
-    args: EvaluationArguments,
+    model_args: EvaluatedModelArguments, args: EvaluationArguments, text_args: HeldOutTextArguments
 ) -> None:
     """Scores a model, prints the results and writes them."""
     set_up_logging()
     transformers_logging.disable_progress_bar()  # for reading weights
     share_cores()
-    if not pairs_args.pairs_file and not text_args.validation_file:
+    if not args.pairs_file and not text_args.validation_file:
         raise InputError("no data. Pass --pairs_file, --validation_file, or both.")
     output_dir = None if args.output_dir is None else Path(args.output_dir)
     if output_dir is not None:
         check_new_results(output_dir, [RESULTS_NAME], args.overwrite_output_dir)
     card = _check_card(model_args.model_name_or_path) if args.update_card else None
-    files = match_files(pairs_args.pairs_file)
-    pairs = read_pairs(files, pairs_args.good_column_name, pairs_args.bad_column_name)
+    files = match_files(args.pairs_file)
+    pairs = read_pairs(files, args.good_column_name, args.bad_column_name)
     if output_dir is not None:
         output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
 

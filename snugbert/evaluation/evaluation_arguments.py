@@ -1,15 +1,6 @@
-"""`snugbert evaluate`: scores a masked language model on minimal pairs and held-out text.
-
-    snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz' --output_dir scores
-    snugbert evaluate --model_name_or_path pretrained --validation_file held_out.txt
-
-Any masked language model of transformers can be scored, so that models can be compared.
-
-`--help` imports this module, so it does not import datasets or matplotlib, which take seconds.
-"""
+"""The arguments of `snugbert evaluate`. Any masked language model of transformers can be scored, to compare models."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from snugbert.cli.arguments import SEED, OverwriteArguments, argument, check_ranges, complete_lists
 from snugbert.cli.model_arguments import ModelArguments
@@ -32,17 +23,21 @@ class EvaluatedModelArguments(ModelArguments):
 
 
 @dataclass
-class PairsArguments:
-    """Which minimal pairs to score."""
+class EvaluationArguments(OverwriteArguments):
+    """Which minimal pairs to score, and what to write."""
 
     pairs_file: list[str] = argument(
         [], "Minimal pairs, files or glob patterns: .jsonl, .json, .csv, .tsv, .txt (also .gz, .zst)."
     )
     good_column_name: str = argument("sentence_good", "Column of the acceptable sentence.")
     bad_column_name: str = argument("sentence_bad", "Column of the unacceptable sentence.")
+    output_dir: str | None = argument(None, "Folder for results and plots. Default: only print the results.")
+    update_card: bool = argument(False, "Add the results to the header of the model's card (README.md).")
+    seed: int = argument(42, "Seed of the random weights (--config_name).", range=SEED, advanced=True)
 
     def __post_init__(self):
         complete_lists(self)
+        check_ranges(self)
 
 
 @dataclass(kw_only=True)
@@ -63,17 +58,3 @@ class HeldOutTextArguments(ValidationArguments):
                 "--validation_file is missing. --train_file and --dataset_name are only for the token frequencies of "
                 "the baseline."
             )
-
-
-@dataclass
-class EvaluationArguments(OverwriteArguments):
-    """What to write."""
-
-    help_group: ClassVar[str] = "output"
-
-    output_dir: str | None = argument(None, "Folder for results and plots. Default: only print the results.")
-    update_card: bool = argument(False, "Add the results to the header of the model's card (README.md).")
-    seed: int = argument(42, "Seed of the random weights (--config_name).", range=SEED, advanced=True)
-
-    def __post_init__(self):
-        check_ranges(self)

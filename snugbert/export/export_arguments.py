@@ -1,7 +1,4 @@
-"""The arguments of `snugbert export`.
-
-`--help` imports this module, so it does not import the model or datasets, which take seconds.
-"""
+"""The arguments of `snugbert export`."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

@@ -1,7 +1,4 @@
-"""The arguments of `snugbert predict`.
-
-`--help` imports this module, so it does not import datasets or scikit-learn, which take seconds.
-"""
+"""The arguments of `snugbert predict`."""
 
 import os
 from dataclasses import dataclass

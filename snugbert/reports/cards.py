@@ -24,22 +24,14 @@ def render(template: str, **values: Any) -> str:
 
 
 class Head(NamedTuple):
-    """A head, for the text of `templates/heads.md`.
+    """A head, for the text of `templates/heads.md`. All fields but the first are about classifiers."""
 
-    Attributes:
-        name: of the class, without SnugBert.
-        is_regression: whether a classifier predicts a number instead of labels.
-        text_pairs: whether a classifier reads pairs of texts. None: unknown, so the card shows both.
-        thresholds: number of thresholds of a classifier. 1: two labels, and a threshold for the positive label. More:
-            a threshold for each label.
-        windows: maximum tokens of a window, and tokens that neighboring windows share, if a classifier reads long
-            texts. The card then shows how to average the logits, because a pipeline reads one window.
-    """
-
-    name: str
-    is_regression: bool = False
-    text_pairs: bool | None = None
-    thresholds: int = 0
+    name: str  # of the class, without SnugBert
+    is_regression: bool = False  # whether it predicts a number instead of labels
+    text_pairs: bool | None = None  # whether it reads pairs of texts. None: unknown, so the card shows both
+    thresholds: int = 0  # their number. 1: of two labels, for the positive label. More: one for each label
+    # Maximum tokens of a window, and tokens that neighboring windows share, if it reads long texts. The card then
+    # shows how to average the logits, because a pipeline reads one window.
     windows: tuple[int, int] | None = None
 
     @property

@@ -15,23 +15,16 @@ Wrapper = Literal["SentenceTransformer", "CrossEncoder"]
 
 @dataclass
 class Export:
-    """Result of an export.
-
-    Attributes:
-        calibrated: whether ranges of activations were measured on text.
-        size: total size of the model files, in bytes.
-        difference: largest difference from the outputs of the SnugBERT model.
-        num_texts: number of texts that both models ran on.
-        scores: metric -> its value in the SnugBERT model and in the export. Empty without a validation file.
-    """
+    """Result of an export."""
 
     engine: str
     model_class: str
     dtype: str
-    calibrated: bool
-    size: int
-    difference: float
-    num_texts: int
+    calibrated: bool  # whether ranges of activations were measured on text
+    size: int  # of the model files, in bytes
+    difference: float  # largest difference from the outputs of the SnugBERT model
+    num_texts: int  # that both models ran on
+    # Metric -> its value in the SnugBERT model and in the export. Empty without a validation file.
     scores: dict[str, tuple[float, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 

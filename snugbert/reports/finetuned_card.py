@@ -10,8 +10,7 @@ from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model
 from snugbert.errors import format_count
 from snugbert.reports.cards import eval_result, save_model_card, show_use
 from snugbert.reports.plots import describe_plot, list_plots
-from snugbert.reports.results import RunResults, TaskFacts, format_scores
-from snugbert.reports.score_tables import data_table, decision_section, label_table
+from snugbert.reports.results import RunResults, TaskFacts, list_tables
 
 # Metric -> id in https://huggingface.co/metrics, display name.
 HUB_METRICS = {
@@ -34,7 +33,6 @@ def write_finetuning_card(
     output_dir: Path,
     task: TaskFacts,
     results: RunResults,
-    base_model: str | None,
     name: str | None = None,
     sweep_tables: str | None = None,
 ) -> None:
@@ -45,7 +43,7 @@ def write_finetuning_card(
     data.
     """
     name = name or output_dir.resolve().name
-    base_id, base_name = find_base_model(base_model)
+    base_id, base_name = find_base_model(task.base_model)
     # File names, folders and numbers of workers are of no use to other users.
     settings = {
         key: value
@@ -53,7 +51,7 @@ def write_finetuning_card(
         if value is not None and value is not False and not key.endswith(("_file", "_dir", "_name", "_workers"))
     }
     eval_results = _eval_results(task, results, settings)
-    training_data, decisions = results["data"]["train"], results.get("decisions")
+    training_data = results["data"]["train"]
     scored = {name: sources for name, sources in results["data"].items() if results["metrics"].get(name)}
     header = ModelCardData(
         library_name="transformers",
@@ -83,11 +81,7 @@ def write_finetuning_card(
         scored_on=" and ".join(dict.fromkeys(escape(source["name"]) for (source,) in scored.values())),
         labels=None if task.labels is None else [code_span(label) for label in task.labels],
         how_to_load=show_use(name, task.head),
-        data=data_table({"train": training_data} | scored, results["metrics"]),
-        copies=results.get("copies", []),
-        results=format_scores(results) if scored else "",
-        label_scores=label_table(results.get("labels", {})) if scored else "",
-        decisions=decision_section(decisions, results["metrics"]) if scored and decisions else "",
+        **list_tables(results | {"data": {"train": training_data} | scored}),
         sweep_tables=sweep_tables,
         plots=[{"caption": describe_plot(plot), "file": plot.name} for plot in list_plots(output_dir)],
         rows=[(key.replace("_", " "), value) for key, value in settings.items()],

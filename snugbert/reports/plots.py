@@ -6,7 +6,7 @@ matplotlib is imported inside the functions, because importing it takes a second
 import math
 import warnings
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -66,9 +66,9 @@ def draw_curves(
         panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:{number_format}}")
 
 
-def tidy(panel: "Axes", grid: Literal["both", "x", "y"] = "both") -> None:
+def tidy(panel: "Axes") -> None:
     """Adds a faint grid and removes the box around the panel."""
-    panel.grid(axis=grid, color="#e4e4e4", linewidth=0.7)
+    panel.grid(color="#e4e4e4", linewidth=0.7)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
 
@@ -92,12 +92,6 @@ def describe_plot(plot: Path) -> str:
     name = next(name for name in CAPTIONS if plot.name.endswith(name))
     set_name = plot.name.removesuffix(name).removesuffix("_")
     return CAPTIONS[name] + (f", {set_title(set_name)} examples" if set_name else "")
-
-
-def remove_plots(output_dir: Path) -> None:
-    """Removes the plots of an earlier run. Otherwise the next model card would show them."""
-    for plot in list_plots(output_dir):
-        plot.unlink()
 
 
 def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
@@ -167,11 +161,8 @@ def draw_learning_curve(
 ) -> None:
     """Draws the loss, and a metric on the validation examples, over the steps of a run. Scores are in percent.
 
-    Args:
-        metric: name of the metric, without "eval_".
-        perfect_score: the value of a perfect score: 1 or 100.
-        baseline: the metric of the baseline. None: unknown.
-        file: the plot, a PNG. It is not written if nothing was logged.
+    `metric` has no "eval_", a `perfect_score` is 1 or 100, and a `baseline` of None is unknown. Without log lines, no
+    `file` is written.
     """
     percent = is_score(metric)
     factor, number = (100 / perfect_score, ".2f") if percent else (1, ".4f")

@@ -1,12 +1,11 @@
 """The plot of pretraining: `training.png`, the curves of a run.
 
-The curves come from `metrics.jsonl`. Each line is a JSON object. A training line has `step`, `tokens` (seen so far),
-`learning_rate`, `grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`. Sentence pairs add `nsp_loss` and
-`nsp_accuracy`. ELECTRA's discriminator adds `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the
-same metrics with the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
+The curves come from the trainer's log. A training line has `step`, `tokens` (seen so far), `learning_rate`,
+`grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`. Sentence pairs add `nsp_loss` and `nsp_accuracy`.
+ELECTRA's discriminator adds `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the same metrics with
+the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +18,7 @@ from snugbert.reports.plots import TITLE, Curve, draw_curves, new_figure, save_f
 
 logger = logging.getLogger(__name__)
 
-METRICS_NAME = "metrics.jsonl"  # in the output folder
-TRAINING_PLOT = "training.png"
+TRAINING_PLOT = "training.png"  # in the output folder
 TASK_TITLES = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
 FORMATS = {"loss": ".3f", "accuracy": ".1%"}
@@ -32,22 +30,22 @@ class DrawTraining(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Called by Trainer after a checkpoint was saved."""
         if state.is_world_process_zero and state.log_history and state.global_step < state.max_steps:
-            draw_log(Path(args.output_dir or ""))
+            draw_log(state.log_history, Path(args.output_dir or "") / TRAINING_PLOT)
 
 
-def draw_log(output_dir: Path, baselines: Mapping[str, float] | None = None) -> None:
+def draw_log(log: list[dict[str, Any]], image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
     """Draws the log of a run. A plot that cannot be drawn does not stop the run."""
     try:
-        draw_training(output_dir / METRICS_NAME, output_dir / TRAINING_PLOT, baselines)
+        draw_training(log, image_file, baselines)
     except Exception as error:
-        logger.warning("%s was not drawn (%s: %s)", output_dir / TRAINING_PLOT, type(error).__name__, error)
+        logger.warning("%s was not drawn (%s: %s)", image_file, type(error).__name__, error)
 
 
-def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
+def draw_training(log: list[dict[str, Any]], image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
     """Draws losses and accuracies over the tokens seen. There is a column for each task."""
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
-    lines = _read_metrics(metrics_file)
+    lines = _add_tokens(log)
     tasks = [task for task in TASK_TITLES if any(f"{task}_loss" in name for line in lines for name in line)]
     if not tasks:
         image_file.unlink(missing_ok=True)
@@ -70,14 +68,8 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
     save_figure(figure, image_file)
 
 
-def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
-    """Returns the complete lines of the log in order, each with `tokens`. Empty before the first training line."""
-    lines = []
-    for text in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
+def _add_tokens(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the lines of the log in order, each with `tokens`. Empty before the first training line."""
     measured = [{"step": 0, "tokens": 0}, *(line for line in lines if "tokens" in line)]
     if len(measured) == 1:
         return []

@@ -25,57 +25,36 @@ RESULTS = "results.json"  # in the output folder; it is written last
 
 
 class TaskFacts(NamedTuple):
-    """What reports show about a task, besides the results of a run.
-
-    Attributes:
-        labels: in the order of their ids. None: the task has no classes.
-    """
+    """What reports show about a task, besides the results of a run."""
 
     name: str
     head: Head
-    labels: list[str] | None
+    labels: list[str] | None  # in the order of their ids. None: the task has no classes
     prediction_files: tuple[str, ...] = ()
+    base_model: str | None = None  # folder or Hub name of the checkpoint to start from. None: random weights
 
 
 class RunResults(TypedDict):
-    """The content of `results.json`.
-
-    Keys:
-        model: name of the checkpoint that training started from, or "random weights".
-        config: name of the configuration, if the user gave one.
-        metrics: evaluation set -> metric -> value. Undefined metrics are NaN (null in the file).
-        intervals: evaluation set -> overall metric -> low and high end of its 95 % interval, see [`bootstrap`].
-        perfect_score: the value of a perfect score in `metrics`: 1 for fractions, 100 for percent.
-        baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
-        data: "train" and evaluation sets -> the fields of each [`DataSource`] of its examples.
-        copies: sentences about examples that occur more than once, see [`ExampleCopies`].
-        training: Trainer's training metrics. Empty if the run did not train.
-        seconds: the time of the run, with evaluation and predictions.
-        settings: data and training settings.
-        shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
-        sweep: scores of all settings of a sweep, see [`summarize_sweep`].
-        labels: evaluation set -> scores of each label, if labels are uneven, or a label is never predicted.
-        decisions: thresholds and temperature, if the run chose any. `metrics` has the scores with thresholds.
-    """
+    """The content of `results.json`. The outer keys of dictionaries of dictionaries are evaluation sets."""
 
     task: str
-    model: str
-    config: str | None
-    metrics: dict[str, dict[str, float]]
-    intervals: NotRequired[dict[str, dict[str, Interval]]]
-    perfect_score: int
-    baselines: dict[str, dict[str, Any]]
+    model: str  # name of the checkpoint that training started from, or "random weights"
+    config: str | None  # name of the configuration, if the user gave one
+    metrics: dict[str, dict[str, float]]  # undefined metrics are NaN (null in the file)
+    intervals: NotRequired[dict[str, dict[str, Interval]]]  # 95 % intervals of overall metrics, see [`bootstrap`]
+    perfect_score: int  # in `metrics`: 1 for fractions, 100 for percent
+    baselines: dict[str, dict[str, Any]]  # the metrics of the baseline, and its answer as "answer"
     examples: dict[str, int]
-    data: dict[str, list[dict[str, Any]]]
-    copies: NotRequired[list[str]]
-    training: dict[str, float]
-    seconds: NotRequired[float]
-    settings: dict[str, Any]
+    data: dict[str, list[dict[str, Any]]]  # the fields of each [`DataSource`] of "train" and of evaluation sets
+    copies: NotRequired[list[str]]  # sentences about examples that occur more than once, see [`ExampleCopies`]
+    training: dict[str, float]  # Trainer's training metrics. Empty if the run did not train
+    seconds: NotRequired[float]  # with evaluation and predictions
+    settings: dict[str, Any]  # of data and training
     versions: dict[str, str]
-    shortfalls: NotRequired[list[str]]
-    sweep: NotRequired[dict[str, Any]]
-    labels: NotRequired[dict[str, LabelScores]]
-    decisions: NotRequired[DecisionFacts]
+    shortfalls: NotRequired[list[str]]  # sets that do not beat the baseline, see [`describe_shortfalls`]
+    sweep: NotRequired[dict[str, Any]]  # scores of all settings, see [`summarize_sweep`]
+    labels: NotRequired[dict[str, LabelScores]]  # if labels are uneven, or a label is never predicted
+    decisions: NotRequired[DecisionFacts]  # if the run chose any. `metrics` has the scores with thresholds
 
 
 def write_results(output_dir: Path, results: RunResults, sweep_tables: str | None = None) -> None:
@@ -97,22 +76,24 @@ def read_results(file: Path) -> Any:
     return results
 
 
-def format_scores(results: RunResults) -> str:
-    """Returns Markdown tables of the metrics of a run."""
-    return results_tables(results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals"))
+def list_tables(results: RunResults) -> dict[str, str]:
+    """Returns the Markdown of the tables of a run, by the names of the card's template. Empty: nothing to show."""
+    metrics, has_decisions = results["metrics"], "decisions" in results and any(results["metrics"].values())
+    return {
+        "data": data_table(results["data"], metrics),
+        "copies": "\n\n".join(results.get("copies", [])),
+        "results": results_tables(metrics, results["baselines"], results["perfect_score"], results.get("intervals")),
+        "label_scores": label_table(results.get("labels", {})),
+        "decisions": decision_section(results["decisions"], metrics) if has_decisions else "",
+    }
 
 
 def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
     """Returns the Markdown of `results.md` without its title."""
     unscored = [set_title(name) for name, metrics in results["metrics"].items() if not metrics]
-    decisions = decision_section(results["decisions"], results["metrics"]) if "decisions" in results else ""
     parts = [
-        data_table(results["data"], results["metrics"]),
-        *results.get("copies", []),
-        format_scores(results),
+        *list_tables(results).values(),
         f"Predicted, not scored, because labels are missing: {', '.join(unscored)}." if unscored else "",
-        label_table(results.get("labels", {})),
-        decisions,
         escape(" ".join(results.get("shortfalls", []))),
         sweep_tables or "",
     ]

@@ -39,34 +39,24 @@ MOST_SHOWN = 10  # labels, those with the lowest F1
 
 
 class LabelScores(TypedDict):
-    """The scores of each label of an evaluation set.
+    """The scores of each label of an evaluation set."""
 
-    Keys:
-        averages: `macro_f1` and `balanced_accuracy`, the mean recall.
-        labels: in the order of their ids: `label`, `number` of examples with it, number of times it is `predicted`,
-            `LABEL_METRICS`, and their `intervals`. An undefined metric is NaN, or None if it was read from a file.
-    """
-
-    averages: dict[str, float]
+    averages: dict[str, float]  # `macro_f1` and `balanced_accuracy`, the mean recall
     intervals: dict[str, Interval]
+    # In the order of their ids: `label`, `number` of examples with it, number of times it is `predicted`,
+    # `LABEL_METRICS`, and their `intervals`. An undefined metric is NaN, or None if it was read from a file.
     labels: list[dict[str, Any]]
 
 
 class DecisionFacts(TypedDict):
-    """The thresholds and the temperature that a run chose on the validation examples.
-
-    Keys:
-        metric: the metric that the thresholds maximize. None if there are no thresholds.
-        thresholds: label -> lowest probability at which it is predicted.
-        calibration: the entry of the model's config.json. None if the model is not calibrated.
-    """
+    """The thresholds and the temperature that a run chose on the validation examples."""
 
     set: str
-    metric: str | None
-    thresholds: dict[str, float]
+    metric: str | None  # that the thresholds maximize. None if there are no thresholds
+    thresholds: dict[str, float]  # label -> lowest probability at which it is predicted
     scores_without: dict[str, float]
     intervals_without: dict[str, Interval]
-    calibration: dict[str, Any] | None
+    calibration: dict[str, Any] | None  # the entry of config.json. None if the model is not calibrated
 
 
 def set_title(set_name: str) -> str:
@@ -265,30 +255,31 @@ def _format_mean(metric: str, row: Mapping[str, Any], perfect_score: int) -> str
     return format_with_interval(metric, row["mean"], row.get("interval"), perfect_score, row["std"])
 
 
-def suite_table(
-    metrics: Mapping[str, Mapping[str, Mapping[str, float | None]]],
-    intervals: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
-    method: str = METHOD,
-) -> str:
+def select_suite(values: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Returns column of `SUITE` -> value. `values`: task, such as "sst2" -> evaluation set -> metric -> value."""
+    found = {column: values.get(task, {}).get(name, {}).get(metric) for column, (task, name, metric) in SUITE.items()}
+    return {column: value for column, value in found.items() if value is not None}
+
+
+def suite_table(scores: dict[str, float], intervals: dict[str, Interval], method: str = METHOD) -> str:
     """Returns a Markdown table of all GLUE tasks in one row, in percent, with the average of the BERT paper.
 
     Devlin et al. (2018), table 1: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews correlation for CoLA,
     accuracy for the other tasks. MNLI counts twice, matched and mismatched. WNLI is left out.
 
     Args:
-        metrics: task as in `snugbert glue` -> evaluation set -> metric -> fraction of 1. Missing tasks are listed
-            below the table.
-        intervals: task -> evaluation set -> metric -> low and high, for a second row. The interval of the average
-            combines them, see [`combine_intervals`].
+        scores: column -> fraction of 1, see [`select_suite`]. Missing columns are listed below the table.
+        intervals: column -> low and high, for a second row. The interval of the average combines them, see
+            [`combine_intervals`].
     """
-    scores, ends = _select_suite(metrics), _select_suite(intervals or {})
+    scores, ends = dict(scores), dict(intervals)
     counting = [column for column in SUITE if column != "WNLI"]
     averaged = [column for column in counting if column in scores]
     if averaged:
         values = [scores[column] for column in averaged]
         if ends.keys() >= set(averaged):
             ends["average"] = combine_intervals(values, [ends[column] for column in averaged])
-        scores["average"] = np.mean(values)
+        scores["average"] = float(np.mean(values))
     columns = [*counting, "average", *(["WNLI"] if "WNLI" in scores else [])]
     rows = [[f"{100 * scores[column]:.1f}" if column in scores else UNDEFINED for column in columns]]
     if ends:
@@ -296,9 +287,3 @@ def suite_table(
         rows.append([" to ".join(percent.get(column, [])) for column in columns])
     missing = [column for column in counting if column not in scores]
     return render("suite.md", scores=table(columns, rows), missing=missing, method=method if ends else "")
-
-
-def _select_suite(values: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Returns column of `SUITE` -> value. `values`: task -> evaluation set -> metric -> value."""
-    found = {column: values.get(task, {}).get(name, {}).get(metric) for column, (task, name, metric) in SUITE.items()}
-    return {column: value for column, value in found.items() if value is not None}

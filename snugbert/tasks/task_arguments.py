@@ -1,14 +1,11 @@
-"""Arguments of the tasks' commands that select and read the data.
-
-`--help` imports this module, so it imports neither models nor datasets, which take seconds.
-"""
+"""Arguments of the tasks' commands that select and read the data."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from snugbert.cli.arguments import COUNT, NOT_NEGATIVE, POSITIVE_SHARE, Range, argument, check_ranges, complete_lists
-from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask
-from snugbert.data.sources import DataArguments, ExampleArguments, check_sources
+from snugbert.cli.arguments import COUNT, NOT_NEGATIVE, POSITIVE_SHARE, Range, argument
+from snugbert.data.glue import TASKS, GlueTask
+from snugbert.data.sources import DataArguments, ExampleArguments
 from snugbert.errors import InputError, explain_choice
 
 # The metrics of --tune_thresholds.
@@ -68,21 +65,16 @@ class GlueDataArguments(ExampleArguments):
         if self.task_name == "all":
             reason = "is for a single task. The data of all tasks come from --data_dir or the Hub"
             self._refuse(reason, "dataset_name", "train_file", "unlabeled_file", "validation_file", "test_file")
-        if self.task_name == "all" and (self.calibrate or self.tune_thresholds is not None):
-            raise InputError(
-                "--calibrate and --tune_thresholds need classes. STS-B has no classes. Set --task_name to one task."
-            )
-        if self.doc_stride is not None and self.task is not None and len(self.task.text_columns) == 2:
+            self._refuse("needs classes, but STS-B has none", "calibrate", "tune_thresholds")
+        if self.task_name == "all" or (self.task is not None and len(self.task.text_columns) == 2):
             self._refuse("cannot read pairs of texts", "doc_stride")
-        check_ranges(self)
+        super().__post_init__()
         if self.data_dir is not None and (self.task_name is None or self.dataset_name is not None):
             raise InputError("--data_dir has the files of a GLUE task. Set --task_name, and remove --dataset_name.")
-        default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
-        check_sources(self.files, self.dataset_name or default_dataset)
 
     def _refuse(self, reason: str, *names: str) -> None:
         for name in names:
-            if getattr(self, name) is not None:
+            if getattr(self, name) != getattr(type(self), name):
                 raise InputError(f"--{name} {reason}. Remove --{name}, or --task_name {self.task_name}.")
 
     @property
@@ -124,10 +116,6 @@ class SquadDataArguments(DataArguments):
     null_score_diff_threshold: float = argument(
         0.0, 'Predict "no answer" if it scores this much higher than the best answer.'
     )
-
-    def __post_init__(self):
-        complete_lists(self)
-        super().__post_init__()
 
 
 @dataclass

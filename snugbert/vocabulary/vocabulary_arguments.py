@@ -1,17 +1,10 @@
-"""`snugbert vocabulary`: learns a tokenizer from text, or adds tokens to an existing tokenizer.
-
-    snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer
-    snugbert vocabulary --init bert-base-uncased --train_file law.txt --vocab_size 34000 --output_dir law-bert
-
-`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
-"""
+"""The arguments of `snugbert vocabulary`."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from snugbert.cli.arguments import COUNT, OverwriteArguments, argument
 from snugbert.data.data_arguments import TextArguments
-from snugbert.data.languages import check_language
 from snugbert.errors import InputError
 from snugbert.vocabulary.learning import KINDS
 
@@ -46,8 +39,6 @@ class VocabularyArguments(TextArguments, OverwriteArguments):
         super().__post_init__()
         if not self.train_file and self.dataset_name is None:
             raise InputError("no text. Pass --train_file or --dataset_name.")
-        if self.language is not None:
-            check_language(self.language)
 
     @property
     def casing(self) -> dict[str, Any]:

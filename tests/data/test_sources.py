@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from snugbert.data.sources import (
-    check_sources,
+    ExampleArguments,
     choose_splits,
-    describe_dataset,
     describe_source,
-    hub_id,
+    name_dataset,
 )
 from snugbert.errors import InputError
 
@@ -36,19 +35,16 @@ def test_requested_splits_must_exist():
 
 
 def test_sources_are_files_or_a_dataset():
-    files = {"train": [Path("a.csv")]}
-    check_sources(files, None)
-    check_sources({}, "conll2003")
+    assert ExampleArguments(train_file="a.csv").files == {"train": [Path("a.csv")]}
+    assert ExampleArguments(dataset_name="conll2003").files == {}
     with pytest.raises(InputError, match="--dataset_name cannot be combined with files"):
-        check_sources(files, "conll2003")
+        ExampleArguments(train_file="a.csv", dataset_name="conll2003")
 
 
 def test_data_have_short_names(tmp_path):
     (tmp_path / "reviews").mkdir()
-    assert hub_id("imdb") == "imdb" and hub_id(None) is None
-    assert all(hub_id(folder) is None for folder in (str(tmp_path), "/moved/reviews", "./reviews"))
-    assert describe_dataset("stanfordnlp/imdb") == "stanfordnlp/imdb"
-    assert describe_dataset(str(tmp_path / "reviews")) == describe_dataset("/moved/reviews") == "reviews"
+    assert name_dataset("stanfordnlp/imdb") == ("stanfordnlp/imdb",) * 2 and name_dataset(None)[0] is None
+    assert all(name_dataset(folder) == (None, "reviews") for folder in (str(tmp_path / "reviews"), "/moved/reviews"))
     file = describe_source(Path("data/reviews.csv.gz"), None, "train", 3)
     assert file == ("reviews.csv.gz", "train", 3, None, None)
     assert describe_source(Path("data/reviews/train.jsonl"), None, "train", 3).name == "reviews/train.jsonl"

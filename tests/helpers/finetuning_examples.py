@@ -211,4 +211,4 @@ def write_card(
     """Writes a card without a run. `results` are keys of results.json."""
     (name_of_head,) = [head for head, task in TASKS.items() if task == pipeline_tag]
     head = Head(name_of_head, labels is None and pipeline_tag == "text-classification", text_pairs)
-    write_finetuning_card(folder, TaskFacts(task, head, labels), results, base_model, name, sweep_tables)
+    write_finetuning_card(folder, TaskFacts(task, head, labels, (), base_model), results, name, sweep_tables)

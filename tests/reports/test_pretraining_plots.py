@@ -1,6 +1,5 @@
 """The plot of pretraining: training curves."""
 
-import json
 import math
 
 import pytest
@@ -22,17 +21,15 @@ def evaluated(line: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.parametrize("lines", [1, 300])
 def test_curves_with_and_without_validation(tmp_path, figures, lines):
-    log, picture = tmp_path / "metrics.jsonl", tmp_path / "training.png"
-    log.write_text("".join(json.dumps(log_line(number, False)) + "\n" for number in range(1, lines + 1)))
-    draw_training(log, picture)
+    picture = tmp_path / "training.png"
+    draw_training([log_line(number, False) for number in range(1, lines + 1)], picture)
     loss = figures[0].axes[0].lines
     assert [list(curve.get_ydata()) for curve in loss] == [[6 - number / 1000 for number in range(1, lines + 1)]]
 
-    # A killed run leaves an incomplete line. Sentence pairs are a second column.
+    # Sentence pairs are a second column.
     training = [log_line(number, True) for number in range(1, lines + 1)]
     mixed = [*training, evaluated(training[-1]), {"step": lines, "train_runtime": 3.0}]
-    log.write_text("".join(json.dumps(line) + "\n" for line in mixed) + '{"tokens": 4096, "mlm_lo')
-    draw_training(log, picture, {"mlm_loss": 6.5, "mlm_accuracy": 0.05, "nsp_accuracy": 0.5})
+    draw_training(mixed, picture, {"mlm_loss": 6.5, "mlm_accuracy": 0.05, "nsp_accuracy": 0.5})
     assert picture.stat().st_size > 10_000
     panels = figures[1].axes
     assert [panel.get_ylabel() for panel in panels] == ["loss (nats)", "loss (nats)", "accuracy", "accuracy"]
@@ -43,6 +40,5 @@ def test_curves_with_and_without_validation(tmp_path, figures, lines):
 
 
 def test_an_empty_log_has_no_plot(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "train_runtime": 3.0}\n\n{"tok')
-    draw_training(tmp_path / "metrics.jsonl", tmp_path / "training.png")
+    draw_training([{"step": 3, "train_runtime": 3.0}], tmp_path / "training.png")
     assert not (tmp_path / "training.png").exists()

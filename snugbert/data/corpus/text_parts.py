@@ -19,7 +19,7 @@ from snugbert.data.documents import (
     read_documents,
 )
 from snugbert.data.repeated_text import RepeatedText
-from snugbert.data.sources import describe_dataset, hub_id
+from snugbert.data.sources import name_dataset
 from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file
 from snugbert.errors import InputError
 from snugbert.storage.urls import find_entry
@@ -132,7 +132,8 @@ def plan_parts(
     if not files and text.dataset_name is None:
         raise InputError("no text. Pass --train_file or --dataset_name.")
     # A folder is stored as "./name", which is not a name on the Hub.
-    dataset = hub_id(text.dataset_name) or f"./{describe_dataset(str(text.dataset_name))}"
+    hub_id, name = name_dataset(text.dataset_name)
+    dataset = hub_id or f"./{name}"
     names = tuple(name_files(files)) or (f"{DATASET}{dataset}",)
     if not files or deduplicate is not None:
         # Each shard of a dataset reads its own files if there are enough. Otherwise, it reads all of the dataset.

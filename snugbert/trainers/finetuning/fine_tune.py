@@ -36,7 +36,9 @@ def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, arg
     if not distills:
         if task.args.unlabeled_file is not None:
             raise InputError("--unlabeled_file needs a teacher that labels the examples: --teacher_name_or_path.")
-        refuse_distillation_flags(args)
+        for name in DISTILLATION_SETTINGS:
+            if getattr(args, name) != getattr(FineTuningArguments, name) or args.varies(name):
+                raise InputError(f"--{name} needs --teacher_name_or_path.")
     sources = task.find_sources(args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token)
     trains = "train" in sources or "unlabeled" in sources
     # The output folder is checked before the data are read. A sweep compares its plan instead.
@@ -53,10 +55,3 @@ def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, arg
     if args.should_save:
         print(f"\n{format_summary(prepared.facts, results, Path(str(args.output_dir)))}", flush=True)
     return 0.0
-
-
-def refuse_distillation_flags(args: FineTuningArguments) -> None:
-    """Refuses flags that need a teacher."""
-    for name in DISTILLATION_SETTINGS:
-        if getattr(args, name) != getattr(FineTuningArguments, name) or args.varies(name):
-            raise InputError(f"--{name} needs --teacher_name_or_path.")

@@ -155,7 +155,7 @@ class FineTuningTrainer(RunTrainer):
             train_dataset=task.train_features,
             eval_dataset=features,
             processing_class=task.task.tokenizer,
-            compute_metrics=_keep_logits,
+            compute_metrics=lambda prediction: {},  # never called, as there are no labels, but Trainer keeps logits
             compute_loss_func=loss,
             callbacks=[*layer_callbacks, *callbacks, ClearOutputDir()],
             **kwargs,
@@ -469,15 +469,9 @@ class FineTuningTrainer(RunTrainer):
                 metrics = {prepared.validation_set.name: {m: scores[m] for m in prepared.task.metrics if m in scores}}
             results = self.collect_results(metrics)
         output_dir = Path(folder or str(self.args.output_dir))
-        base_model = prepared.model_args.model_name_or_path
         output_dir.mkdir(parents=True, exist_ok=True)
         hub_name = self.hub_model_id or self.args.hub_model_id
-        write_finetuning_card(output_dir, prepared.facts, results, base_model, hub_name)
-
-
-def _keep_logits(prediction: EvalPrediction) -> dict[str, float]:
-    """Makes Trainer keep the logits. Trainer never calls this function, because there are no labels."""
-    return {}
+        write_finetuning_card(output_dir, prepared.facts, results, hub_name)
 
 
 def _pad(logits: torch.Tensor, lengths: list[int]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
-from snugbert.data.sources import DataArguments, DataSource, describe_dataset
+from snugbert.data.sources import DataArguments, DataSource, name_dataset
 from snugbert.data.tables import load_rows
 from snugbert.errors import InputError
 from snugbert.families.loading import (
@@ -79,7 +79,8 @@ class PreparedTask:
     def facts(self) -> TaskFacts:
         """What reports show about the task."""
         files = [file for each in self.evaluation_sets for file in self.task.list_prediction_files(each.split)]
-        return TaskFacts(self.task.name, self.task.card_head, self.task.labels, tuple(files))
+        base_model = self.model_args.model_name_or_path
+        return TaskFacts(self.task.name, self.task.card_head, self.task.labels, tuple(files), base_model)
 
     def make_model(self) -> PreTrainedModel:
         """Returns a new model with a head, or the model in memory. A new head depends only on the seed."""
@@ -222,7 +223,7 @@ def collect_data_settings(data_args: DataArguments) -> dict[str, Any]:
     settings = asdict(data_args)
     for name, given in settings.items():
         if given is not None and name == "dataset_name":
-            settings[name] = describe_dataset(given)
+            settings[name] = name_dataset(given)[1]
         elif given is not None and name.endswith(("_file", "_dir")):
             settings[name] = [Path(file).name for file in given] if isinstance(given, list) else Path(given).name
     return settings

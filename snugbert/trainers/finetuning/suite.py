@@ -13,10 +13,10 @@ from snugbert.files import write_atomically
 from snugbert.progress import format_duration
 from snugbert.reports.intervals import METHOD_FOR_MEANS
 from snugbert.reports.results import RESULTS, read_results
-from snugbert.reports.score_tables import suite_table
+from snugbert.reports.score_tables import select_suite, suite_table
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.task_arguments import GlueDataArguments
-from snugbert.trainers.finetuning.fine_tune import refuse_distillation_flags, run_fine_tuning, run_task
+from snugbert.trainers.finetuning.fine_tune import run_fine_tuning, run_task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.run.folder import lock_output_dir
 from snugbert.trainers.run.processes import set_up
@@ -37,7 +37,6 @@ def run_glue(
     has_weights = training_args.class_weights is not None or training_args.varies("class_weights")
     if model_args.teacher_name_or_path is not None or has_weights:
         raise InputError("--teacher_name_or_path and --class_weights fit one task only. Set --task_name to one task.")
-    refuse_distillation_flags(training_args)
     set_up(training_args)
     output_dir = Path(str(training_args.output_dir))
     wanted = training_args.wanted_splits or ("train", "validation")
@@ -86,22 +85,18 @@ def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArgum
 def write_table(output_dir: Path, names: list[str]) -> None:
     """Prints the scores of all tasks with their average, and writes them to results.md and results.json."""
     results = {name: read_results(output_dir / name / RESULTS) for name in names}
-    metrics = {name: task_results["metrics"] for name, task_results in results.items()}
-    table = suite_table(metrics, {name: task_results.get("intervals", {}) for name, task_results in results.items()})
-    if any("sweep" in task_results for task_results in results.values()):
-        means, intervals = (
-            {
-                name: {
-                    set_name: {metric: value.get(key) for metric, value in set_metrics.items()}
-                    for set_name, set_metrics in task_results["sweep"]["metrics"].items()
-                }
-                for name, task_results in results.items()
-            }
+    metrics = {name: each["metrics"] for name, each in results.items()}
+    intervals = {name: each.get("intervals", {}) for name, each in results.items()}
+    table = suite_table(select_suite(metrics), select_suite(intervals))
+    if any("sweep" in each for each in results.values()):
+        summaries = select_suite({name: each["sweep"]["metrics"] for name, each in results.items()})
+        means, ends = (
+            {column: summary[key] for column, summary in summaries.items() if summary[key] is not None}
             for key in ("mean", "interval")
         )
         table = (
             f"The best run of each task on the validation examples:\n\n{table}\n\n"
-            f"Means over the seeds of its best setting:\n\n{suite_table(means, intervals, METHOD_FOR_MEANS)}"
+            f"Means over the seeds of its best setting:\n\n{suite_table(means, ends, METHOD_FOR_MEANS)}"
         )
     write_atomically(output_dir / "results.md", f"{table}\n")
     write_atomically(output_dir / RESULTS, json.dumps(metrics, indent=1))

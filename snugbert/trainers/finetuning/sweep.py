@@ -426,8 +426,7 @@ class Sweep:
         results: Any = {**best.results, "sweep": summary}
         results.pop("seconds")  # of the best run only
         card_name = repository or args.hub_model_id
-        base_model = prepared.model_args.model_name_or_path
-        write_finetuning_card(self.output_dir, prepared.facts, results, base_model, card_name, tables)
+        write_finetuning_card(self.output_dir, prepared.facts, results, card_name, tables)
         write_results(self.output_dir, results, tables)
         print(f"\n{format_summary(prepared.facts, results, self.output_dir, tables)}", flush=True)
         if repository is not None:

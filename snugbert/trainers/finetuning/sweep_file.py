@@ -19,6 +19,15 @@ BATCH_SIZE = "batch_size"  # over all processes and accumulation steps. Not a fl
 # Flags that cannot be combined. The first pair sets the batch size, the second pair the length of a run.
 EXCLUSIVE = ({BATCH_SIZE, "per_device_train_batch_size"}, {"num_train_epochs", "max_steps"})
 DISTILLATION_SETTINGS = ("distillation_temperature", "distillation_weight")  # they need a teacher
+# Settings that TrainingArguments lacks.
+OWN_FLAGS = (
+    "reinit_layers",
+    "layerwise_lr_decay",
+    "freeze_embeddings",
+    "freeze_layers",
+    "unfreeze_after_steps",
+    "class_weights",
+)
 # Settings of the training that affect its result, and may vary.
 TRAINING_FLAGS = (
     "learning_rate",
@@ -28,12 +37,7 @@ TRAINING_FLAGS = (
     "warmup_steps",
     "lr_scheduler_type",
     "weight_decay",
-    "reinit_layers",
-    "layerwise_lr_decay",
-    "freeze_embeddings",
-    "freeze_layers",
-    "unfreeze_after_steps",
-    "class_weights",
+    *OWN_FLAGS,
     "label_smoothing_factor",
     "optim",
     "adam_beta1",

@@ -8,7 +8,7 @@ from snugbert.card_snugbert import find_base_model
 from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.corpus.part_files import DATASET
 from snugbert.data.languages import primary_language, read_language
-from snugbert.data.sources import hub_id
+from snugbert.data.sources import name_dataset
 from snugbert.errors import format_count
 from snugbert.families.loading import GENERATOR_FOLDER
 from snugbert.reports.pretrained_card import write_pretraining_card
@@ -57,7 +57,7 @@ def write_run_card(
         metrics=metrics,
         baselines=baselines,
         validation_name=validation_name,
-        dataset_name=hub_id(dataset_name),
+        dataset_name=name_dataset(dataset_name)[0],
         base_model=trainer.base_model,
         # A configuration has a name even if the weights are new.
         start_is_known=trainer.is_command or not trainer.model.config.name_or_path,

@@ -12,7 +12,7 @@ from snugbert.data.corpus.part_files import DATASET, WORDS
 from snugbert.data.corpus.preparation import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.repeated_text import read_report
-from snugbert.data.sources import describe_dataset
+from snugbert.data.sources import name_dataset
 from snugbert.data.tokenizing import needs_words
 from snugbert.errors import InputError
 from snugbert.files import hash_json
@@ -164,7 +164,7 @@ def collect_example_settings(
     first, last = data_args.mask_rates
     settings: dict[str, Any] = {
         "text": {
-            describe_dataset(name.removeprefix(DATASET)) if name.startswith(DATASET) else name: digest
+            name_dataset(name.removeprefix(DATASET))[1] if name.startswith(DATASET) else name: digest
             for name, digest in corpus.sources.items()
         },
         "order of the text": hash_json(list(corpus.sources.values())),
@@ -189,7 +189,7 @@ def collect_example_settings(
 def list_sources(corpus: Corpus) -> str:
     """Returns the names of the files, without folders, or of the dataset of a corpus, for results and cards."""
     names = (
-        describe_dataset(name.removeprefix(DATASET)) if name.startswith(DATASET) else PurePosixPath(name).name
+        name_dataset(name.removeprefix(DATASET))[1] if name.startswith(DATASET) else PurePosixPath(name).name
         for name in corpus.sources
     )
     return join_names(sorted(names))

@@ -1,7 +1,4 @@
-"""The objectives and arguments of `snugbert pretrain`, and the training arguments of PretrainingTrainer.
-
-`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
-"""
+"""The objectives and arguments of `snugbert pretrain`, and the training arguments of PretrainingTrainer."""
 
 import re
 from dataclasses import dataclass

@@ -28,7 +28,7 @@ from snugbert.families.loading import GENERATOR_FOLDER
 from snugbert.files import explaining_failed_writes
 from snugbert.gpu.row_sizes import choose_pretraining_multiple
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
-from snugbert.reports.pretraining_plots import METRICS_NAME, TRAINING_PLOT, DrawTraining, draw_log
+from snugbert.reports.pretraining_plots import TRAINING_PLOT, DrawTraining, draw_log
 from snugbert.trainers.pretraining.batches import (
     BATCH_COUNTS,
     PREFETCH_FACTOR,
@@ -180,15 +180,16 @@ class PretrainingTrainer(RunTrainer):
         Without `metrics` on the validation text, the card has the last evaluation up to the step of the model.
         """
         self._metrics = metrics, baselines or {}
+        plot = Path(self.args.output_dir or "") / TRAINING_PLOT
         if self.args.should_save:
-            draw_log(Path(self.args.output_dir or ""), baselines)
+            draw_log(self.state.log_history, plot, baselines)
             try:
                 self.write_card()
             except InputError:
                 raise
             except Exception as error:  # such as a model of another library, whose training is complete
                 logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
-        self.reports.send([Path(self.args.output_dir or "") / TRAINING_PLOT])
+        self.reports.send([plot])
 
     def write_card(self) -> None:
         """Writes the model card into the output folder, with the metrics of [`report`]."""
@@ -409,7 +410,7 @@ class PretrainingTrainer(RunTrainer):
     def _write_log(self) -> None:
         # The first line rewrites the file, so a run that fails early does not change it. A resumed run drops the lines
         # after its checkpoint.
-        file = Path(self.args.output_dir or "") / METRICS_NAME
+        file = Path(self.args.output_dir or "") / "metrics.jsonl"
         lines = self.state.log_history[-1:] if self._wrote_log else self.state.log_history
         with explaining_failed_writes(file, RESUME), file.open("a" if self._wrote_log else "w") as stream:
             stream.writelines(f"{json.dumps(line)}\n" for line in lines)

@@ -23,7 +23,7 @@ from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER
 from snugbert.files import LOCK_NAME, MANIFEST_NAME, holds_lock, lock_file
 from snugbert.progress import format_bytes
-from snugbert.reports.plots import remove_plots
+from snugbert.reports.plots import list_plots
 from snugbert.storage.uploads import RemoteOutput, download_checkpoint, find_output
 from snugbert.trainers.run.checkpoints import (
     UNFINISHED_CHECKPOINT,
@@ -202,7 +202,8 @@ def remove_generator(output_dir: Path) -> None:
 
 def remove_run(output_dir: Path) -> None:
     """Removes the checkpoints and results of a run. Its model stays until a new one replaces it, its generator not."""
-    remove_plots(output_dir)
+    for plot in list_plots(output_dir):
+        plot.unlink()  # otherwise, the next model card would show it
     shutil.rmtree(output_dir / UNFINISHED_CHECKPOINT, ignore_errors=True)
     remove_generator(output_dir)
     for path in list_run_files(output_dir):

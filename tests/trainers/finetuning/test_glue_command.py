@@ -356,6 +356,7 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
         ({"data_dir": "{workshop}"}, "--data_dir has the files of a GLUE task. Set --task_name"),
         ({"data_dir": "{workshop}", "task_name": "all", **NO_FILES}, "contains no GLUE files such as"),
         ({"task_name": "all"}, "--train_file is for a single task. The data of all tasks come from --data_dir or"),
+        ({"task_name": "all", "doc_stride": 3, **NO_FILES}, "--doc_stride cannot read pairs of texts"),
         ({"metric_for_best_model": "matthews"}, r"has no metric 'matthews'\. Choose one of accuracy"),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected one of negative, positive"),
         ({"config_name": None}, "--model_name_or_path is missing"),

@@ -209,7 +209,7 @@ def test_several_labels_in_memory(run, tmp_path):
             "--calibrate needs training examples, and at least 5 validation",
         ),
         ({"abstain_below": 1.5}, "--abstain_below 1.5 must be above 0 and at most 1"),
-        ({"calibrate": True, "task_name": "all", **NO_FILES}, "STS-B has no classes. Set --task_name to one task"),
+        ({"calibrate": True, "task_name": "all", **NO_FILES}, "--calibrate needs classes, but STS-B has none"),
     ],
 )
 def test_bad_arguments(changes, message, files, workshop, tmp_path):
