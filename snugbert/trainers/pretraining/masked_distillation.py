@@ -8,7 +8,6 @@ tokens only, as with their `--restrict_ce_to_mask`.
 Shapes: B rows and L columns of a batch, T tokens, M masked tokens, V vocabulary size, H hidden size.
 """
 
-import copy
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
-from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
-from snugbert.families.loading import load_config, load_model, load_tokenizer
+from snugbert.families.loading import load_config, load_tokenizer
 from snugbert.kernels_snugbert import ACCELERATOR_CHUNK_SIZE, CHUNK_SIZE, has_own_kernels, upcast
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
@@ -147,8 +146,3 @@ def load_teacher_config(
                 f"teacher's layers. Only {' and '.join(DROPOUTS)} can be changed."
             )
     return teacher_config
-
-
-def load_teacher(model_args: PretrainingModelArguments, teacher_config: SnugBertConfig) -> PreTrainedModel:
-    """Loads the teacher with the configuration of [`load_teacher_config`]."""
-    return load_model(AutoModelForMaskedLM, model_args.as_teacher(), copy.deepcopy(teacher_config), trained=True)

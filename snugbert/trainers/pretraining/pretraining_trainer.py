@@ -51,7 +51,6 @@ from snugbert.trainers.pretraining.masked_distillation import distill, prepare_t
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.scores import (
-    add_gain,
     compute_metrics,
     count_dataset,
     frequency_loss,
@@ -342,10 +341,10 @@ class PretrainingTrainer(RunTrainer):
         """Returns the batches of a step, and its labeled tokens over all processes."""
         self.training_log.start_step()
         batches = list(islice(epoch_iterator, num_batches))
-        for batch in batches:
-            if "labels" not in batch:
-                raise InputError("data_collator: its batches have no `labels`. Use a collator that masks tokens.")
-            self.training_log.add_batch(batch[BATCH_COUNTS])
+        if not all("labels" in batch for batch in batches):
+            raise InputError("data_collator: its batches have no `labels`. Use a collator that masks tokens.")
+        has_pairs = any("next_sentence_label" in batch for batch in batches)
+        self.training_log.add_batches([batch[BATCH_COUNTS] for batch in batches], has_pairs)
         # The counts are part of the batch. The data loader pins its memory, so copying does not wait.
         batches = [send_to_device(batch, device, non_blocking=True) for batch in batches]
         # Integers, so that the sums are exact.
@@ -353,8 +352,6 @@ class PretrainingTrainer(RunTrainer):
         if self.args.world_size > 1:
             in_step = self.accelerator.reduce(in_step)
         labeled, pairs, tokens = in_step[:3].unbind()
-        if any("next_sentence_label" in batch for batch in batches):
-            self.training_log.count_pair_step()
         for batch in batches:
             if "next_sentence_label" in batch:
                 batch["num_sequences_in_batch"] = pairs
@@ -425,7 +422,11 @@ class PretrainingTrainer(RunTrainer):
         start = time.perf_counter()
         with seed_random_state(str(self.args.seed)):
             output = super().evaluation_loop(dataloader, *args, **kwargs)
-        add_gain(output.metrics or {}, self._train_counts, dataloader.dataset)
+        metrics, counts = output.metrics or {}, count_dataset(dataloader.dataset)
+        if self._train_counts is not None and counts is not None:
+            baseline = frequency_loss(self._train_counts, counts)
+            for name in [name for name in metrics if name.endswith("_mlm_loss")]:
+                metrics[f"{name.removesuffix('loss')}gain"] = baseline - metrics[name]
         self.training_log.exclude_time(time.perf_counter() - start)
         return output
 

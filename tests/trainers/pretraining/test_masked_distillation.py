@@ -168,7 +168,7 @@ def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run,
 
 
 def test_examples_are_shown_without_the_teacher(student_run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("snugbert.trainers.pretraining.pretrain.load_teacher", None)
+    monkeypatch.setattr("snugbert.trainers.pretraining.pretrain.load_model", None)
     assert run(student_run, output_dir=tmp_path / "run", show=1) == 0
     assert "\n1. " in capsys.readouterr().out and not (tmp_path / "run").exists()
 
