@@ -30,6 +30,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 )
 from snugbert.trainers.pretraining.scores import get_mlm_logits
 
+DENOMINATORS = ("num_items_in_batch", "num_tokens_in_batch", "num_sequences_in_batch")
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 logger = logging.getLogger(__name__)
@@ -39,29 +40,29 @@ def distill(
     student: torch.nn.Module,
     teacher: PreTrainedModel,
     inputs: Mapping[str, Any],
-    denominators: Mapping[str, torch.Tensor],
     with_hidden_states: bool,
 ) -> dict[str, torch.Tensor]:
     """Runs both models on a batch. Returns the loss of the student, its logits, and the parts of the loss, detached.
 
     The loss is 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`, if there are such parts.
 
-    The `denominators` are counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch`
-    (without padding) and, with sentence pairs, `num_sequences_in_batch`. To compare the last hidden states, which must
-    have the same size, both models compute the last layer for all tokens, and not only for masked tokens.
+    The `inputs` contain `DENOMINATORS`: counts in the global batch of masked tokens, of tokens without padding and,
+    with sentence pairs, of pairs. To compare the last hidden states, which must have the same size, both models
+    compute the last layer for all tokens, and not only for masked tokens.
     """
     options = {"output_last_hidden_state": with_hidden_states, "sparse_prediction": True, "return_dict": True}
+    for_student = {name: value for name, value in inputs.items() if name != "num_tokens_in_batch"}
+    for_teacher = {name: inputs[name] for name in inputs if name not in ("next_sentence_label", *DENOMINATORS)}
     with torch.no_grad():
-        taught = teacher(**{name: value for name, value in inputs.items() if name != "next_sentence_label"}, **options)
-    own = {name: count for name, count in denominators.items() if name != "num_tokens_in_batch"}
-    outputs = student(**inputs, **own, **options)
+        taught = teacher(**for_teacher, **options)
+    outputs = student(**for_student, **options)
     logits = get_mlm_logits(outputs)
-    soft_loss = sum_soft_losses(logits, get_mlm_logits(taught)) / denominators["num_items_in_batch"].clamp(min=1)
+    soft_loss = sum_soft_losses(logits, get_mlm_logits(taught)) / inputs["num_items_in_batch"].clamp(min=1)
     loss = LABEL_WEIGHT * outputs["loss"] + SOFT_WEIGHT * soft_loss
     parts = {"soft_loss": soft_loss, "mlm_loss": outputs.get("mlm_loss", outputs["loss"])}
     if with_hidden_states:
         last = outputs["hidden_states"][-1], taught["hidden_states"][-1]
-        cos_loss = sum_cosine_losses(*last, inputs.get("attention_mask")) / denominators["num_tokens_in_batch"]
+        cos_loss = sum_cosine_losses(*last, inputs.get("attention_mask")) / inputs["num_tokens_in_batch"]
         parts["cos_loss"] = cos_loss
         loss = loss + COSINE_WEIGHT * cos_loss
     pairs = {name: outputs[name] for name in ("seq_relationship_logits", "nsp_loss") if name in outputs}

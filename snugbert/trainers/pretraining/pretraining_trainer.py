@@ -65,7 +65,6 @@ from snugbert.trainers.trainer import RunTrainer, naming_flags
 logger = logging.getLogger(__name__)
 
 RECORD_NAME = "PretrainingTrainer"  # key in a checkpoint's `trainer_state.json`, for the state of the log
-DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the whole step. Each batch contains them
 
 
 class PretrainingTrainer(RunTrainer):
@@ -367,18 +366,16 @@ class PretrainingTrainer(RunTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """Returns the loss of the model, divided by the counts of the whole batch. Also updates the log."""
-        denominators: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
-        denominators |= {name: inputs[name] for name in DENOMINATORS if name in inputs}
-        inputs = {name: value for name, value in inputs.items() if name not in DENOMINATORS}
+        inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         if self.teacher is None:
             # Only the log reads the logits, unless the caller wants the outputs.
             detaches = not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM)
             options = {"detach_logits": True} if detaches else {}
-            outputs: Any = model(**inputs, **denominators, **options)
+            outputs: Any = model(**inputs, **options)
         else:
             same_size = self.teacher.config.hidden_size == self.model_config.hidden_size
             with self.accelerator.autocast():  # for the teacher
-                outputs = distill(model, self.teacher, inputs, denominators, same_size)
+                outputs = distill(model, self.teacher, inputs, same_size)
         self.training_log.add_outputs(outputs, inputs)
         loss = outputs["loss"] * self.args.world_size  # gradients are averaged over processes
         return (loss, outputs) if return_outputs else loss

@@ -66,7 +66,7 @@ def test_loss_and_gradients_equal_a_plain_reference(layout):
     stock_student, stock_teacher = stock_copy(student), stock_copy(teacher).eval()
     batches = make_batches()
     expected = reference_loss(stock_student, stock_teacher, batches["padded"])
-    outputs = distill(student, teacher, batches[layout], batches["counts"], with_hidden_states=True)
+    outputs = distill(student, teacher, batches[layout] | batches["counts"], with_hidden_states=True)
     torch.testing.assert_close(outputs["loss"], expected, rtol=1e-10, atol=0)
     outputs["loss"].backward()
     expected.backward()

@@ -380,8 +380,8 @@ def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch,
 
 NO_RECIPE = "none was measured for such a model, vocabulary or text. The defaults are the BERT paper's settings."
 FITTING_RECIPE = (
-    f"{pretrain.SMALL_RECIPE} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of 1.5 or more "
-    "after 2,000,000 training tokens."
+    f"{pretrain.SMALL_RECIPE} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of "
+    "1.5 or more after 2,000,000 training tokens."
 )
 
 
