@@ -170,20 +170,19 @@ def initialize_from_bigrams(
     corpus: Corpus,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
-    block_numbers: Iterable[int] | None = None,
+    blocks: Iterable[Block],
 ) -> None:
     """Replaces the random weights of a model with weights that predict masked tokens from their neighbors.
 
     The pooler and the next-sentence head keep their random weights. Processes on the same machine with the same number
     of threads compute the same weights. Between machines they may differ in rounding. The seed determines the
-    embeddings of special tokens and a rotation of all embeddings. Without `block_numbers`, all blocks are counted.
+    embeddings of special tokens and a rotation of all embeddings. Bigrams are counted in the `blocks` of the corpus.
     """
     config: SnugBertConfig = model.config
     rng = np.random.default_rng(seed)
     counts = count_corpus_tokens(corpus, config.vocab_size) + 1
     frequencies = counts / counts.sum()
-    numbers = range(len(corpus.blocks)) if block_numbers is None else block_numbers
-    pairs = count_bigrams((corpus.blocks[number] for number in numbers), config.vocab_size)
+    pairs = count_bigrams(blocks, config.vocab_size)
     if pairs.nnz == 0:
         raise InputError("--bigram_init: every document is a single token, so there are no bigrams. Use more text.")
     # The mutual information with the previous and with the next token.

@@ -57,12 +57,15 @@ def distill(
         taught = teacher(**for_teacher, **options)
     outputs = student(**for_student, **options)
     logits = get_mlm_logits(outputs)
-    soft_loss = sum_soft_losses(logits, get_mlm_logits(taught)) / inputs["num_items_in_batch"].clamp(min=1)
+    soft_loss = _SoftLoss.apply(logits, get_mlm_logits(taught)) / inputs["num_items_in_batch"].clamp(min=1)
     loss = LABEL_WEIGHT * outputs["loss"] + SOFT_WEIGHT * soft_loss
     parts = {"soft_loss": soft_loss, "mlm_loss": outputs.get("mlm_loss", outputs["loss"])}
     if with_hidden_states:
-        last = outputs["hidden_states"][-1], taught["hidden_states"][-1]
-        cos_loss = sum_cosine_losses(*last, inputs.get("attention_mask")) / inputs["num_tokens_in_batch"]
+        last = upcast(outputs["hidden_states"][-1]), upcast(taught["hidden_states"][-1])
+        losses = 1 - F.cosine_similarity(*last, dim=-1)  # of each token. *Shape:* (B, L)
+        if "attention_mask" in inputs:
+            losses = losses.masked_fill(inputs["attention_mask"] == 0, 0)
+        cos_loss = losses.sum() / inputs["num_tokens_in_batch"]
         parts["cos_loss"] = cos_loss
         loss = loss + COSINE_WEIGHT * cos_loss
     pairs = {name: outputs[name] for name in ("seq_relationship_logits", "nsp_loss") if name in outputs}
@@ -78,20 +81,15 @@ def prepare_teacher(teacher: PreTrainedModel, config: SnugBertConfig, device: to
         logger.info("Teacher and student have different hidden sizes. The loss on hidden states is omitted.")
 
 
-def sum_soft_losses(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
+class _SoftLoss(torch.autograd.Function):
     """Adds up the Kullback-Leibler divergences of the student's predictions from the teacher's, in nats.
 
     The sum has the gradient of cross entropy with soft targets, but is 0 if both models agree. It is multiplied by the
     square of the temperature, so that its size does not depend on the temperature (Hinton et al., 2015, section 2).
     For M = 0 it is 0 and has a gradient. *Shape:* (M, V), (M, V) -> ()
-    """
-    return _SoftLoss.apply(logits, teacher_logits.detach())
 
-
-class _SoftLoss(torch.autograd.Function):
-    """Computes the gradient in the forward pass, a chunk of rows at a time, and saves nothing else.
-
-    torch's own functions would save three tensors of this size. On a CPU they take twice as long.
+    Computes the gradient in the forward pass, a chunk of rows at a time, and saves nothing else. torch's own functions
+    would save three tensors of this size. On a CPU they take twice as long.
     """
 
     @staticmethod
@@ -113,17 +111,6 @@ class _SoftLoss(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         (grad_logits,) = ctx.saved_tensors
         return grad_logits * grad_outputs[0], None
-
-
-def sum_cosine_losses(
-    hidden_states: torch.Tensor, teacher_hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Adds up 1 - cosine of the angle between the hidden states of all tokens, without padding.
-
-    *Shape:* (B, L, H), (B, L, H), (B, L) -> ()
-    """
-    losses = 1 - F.cosine_similarity(upcast(hidden_states), upcast(teacher_hidden_states.detach()), dim=-1)
-    return (losses if attention_mask is None else losses.masked_fill(attention_mask == 0, 0)).sum()
 
 
 def load_teacher_config(

@@ -140,8 +140,9 @@ def pretrain(
             if data_args.bigram_init and checkpoint is None:
                 logger.info("initial weights: computing them from the bigrams of the training text")
                 dataset: Any = data.phases[0].dataset
-                first_window = dataset.windows.list_blocks(Window(0, 0))  # the text may be larger than the disk
-                initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed, first_window)
+                numbers = dataset.windows.list_blocks(Window(0, 0))  # the text may be larger than the disk
+                blocks = (data.train_corpus.blocks[number] for number in numbers)
+                initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed, blocks)
                 wait_for_all()  # this takes long. DDP then sends the weights of the first process to all
         validation: Any = data.validation
         if validation is not None:
