@@ -139,8 +139,8 @@ def pretrain(
             logger.info("recipe: %s", describe_recipe(config, data.train_corpus.num_tokens))
             if data_args.bigram_init and checkpoint is None:
                 logger.info("initial weights: computing them from the bigrams of the training text")
-                dataset: Any = data.phases[0].dataset
-                numbers = dataset.windows.list_blocks(Window(0, 0))  # the text may be larger than the disk
+                # Only the first window, because the text may be larger than the disk.
+                numbers = data.phases[0].dataset.windows.list_blocks(Window(0, 0))
                 blocks = (data.train_corpus.blocks[number] for number in numbers)
                 initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed, blocks)
                 wait_for_all()  # this takes long. DDP then sends the weights of the first process to all
