@@ -61,8 +61,8 @@ def list_columns(names: Iterable[str]) -> str:
 
 
 def shorten(names: list[str]) -> str:
-    """Joins the first names for a message, and appends the number of remaining names."""
-    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    """Joins the first names, and appends the number of remaining names."""
+    more = f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else ""
     return ", ".join(names[:MOST_LISTED]) + more
 
 

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from snugbert.card_snugbert import escape, find_base_model
 from snugbert.data.documents import match_files
 from snugbert.data.sources import describe_file
-from snugbert.errors import InputError, format_count, join_lines
+from snugbert.errors import InputError, format_count, join_lines, shorten
 from snugbert.evaluation.evaluation_arguments import EvaluatedModelArguments, EvaluationArguments, HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
@@ -29,7 +29,6 @@ from snugbert.reports.cards import eval_result, package_versions, table
 from snugbert.reports.pretrained_card import format_results, metric_eval_results
 from snugbert.shared_cores import share_cores
 from snugbert.storage.inputs import is_staged
-from snugbert.trainers.pretraining.corpora import join_names
 from snugbert.trainers.run.log import set_up_logging
 
 RESULTS_NAME = "results.json"
@@ -122,7 +121,11 @@ def _evaluate_text(model_args: EvaluatedModelArguments, text_args: HeldOutTextAr
     score = partial(score_text, args=text_args, cache_dir=model_args.cache_dir)
     scores = _load_and_score(score, model_args, seed, sentence_pairs=not text_args.no_nsp)
     metrics, baselines, frequencies = scores["metrics"], scores["baselines"], scores["token_frequencies"]
-    description = _describe_text(scores)
+    examples = "pairs" if scores["objective"] != "mlm" else "full sentences"
+    description = (
+        f"{format_count(scores['examples'], 'example')} ({examples}), {format_count(scores['tokens'], 'token')} "
+        f"({scores['unknown_tokens']:.2%} unknown), {format_count(scores['characters'], 'character')}."
+    )
     results = format_results(metrics, baselines, frequencies)
     duration = format_duration(scores["seconds"])
     print(f"Held-out text: {scores['dataset']}. {description}\n\n{results}\n\nTime: {duration}\n")
@@ -130,14 +133,6 @@ def _evaluate_text(model_args: EvaluatedModelArguments, text_args: HeldOutTextAr
         scores,
         f"# Held-out text: {escape(scores['dataset'])}\n\n{description}\n\n{results}",
         metric_eval_results(metrics, scores["dataset"]),
-    )
-
-
-def _describe_text(results: dict[str, Any]) -> str:
-    examples = "pairs" if results["objective"] != "mlm" else "full sentences"
-    return (
-        f"{format_count(results['examples'], 'example')} ({examples}), {format_count(results['tokens'], 'token')} "
-        f"({results['unknown_tokens']:.2%} unknown), {format_count(results['characters'], 'character')}."
     )
 
 
@@ -149,7 +144,7 @@ def _evaluate_pairs(
     print(f"{phenomena}\nTime: {format_duration(scores['seconds'])}\n")
     # Several files are usually one benchmark, in a separate folder.
     folders = sorted({file.resolve().parent.name for file in files})
-    dataset = describe_file(files[0]) if len(files) == 1 else join_names(folders)
+    dataset = describe_file(files[0]) if len(files) == 1 else shorten(folders)
     return _Section(
         {"dataset": dataset, **scores},
         f"# Minimal pairs: {escape(dataset)}\n\n{phenomena}\n\n{paradigms}",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import send_to_device
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -131,6 +132,7 @@ def score_examples(
     Models that take no attention mask get one example at a time.
     """
     collate = SnugBertDataCollatorForPretraining(tokenizer)
+    is_own = isinstance(model, SnugBertPreTrainedModel)
     takes_mask = "attention_mask" in signature(model.forward).parameters
     if not takes_mask:  # such as FNet, which would mix in padding
         batch_size = 1
@@ -138,13 +140,16 @@ def score_examples(
     with Progress("scoring", num_examples, "examples") as progress:
         for start in range(0, num_examples, batch_size):
             end = min(start + batch_size, num_examples)
-            batch = collate([dataset[index] for index in range(start, end)])
-            if not isinstance(model, SnugBertPreTrainedModel):
+            batch = send_to_device(collate([dataset[index] for index in range(start, end)]), model.device)
+            if is_own:
+                outputs = model(**batch, sparse_prediction=True)
+            else:
                 batch = pad_batch(batch, tokenizer.pad_token_id)
-            if not takes_mask:
-                batch.pop("attention_mask", None)
-            batch = {name: x.to(model.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
-            sums.append(_score_batch(model, batch).cpu())
+                if not takes_mask:
+                    del batch["attention_mask"]
+                outputs = model(**{name: values for name, values in batch.items() if "label" not in name})
+                outputs["prediction_logits"] = get_mlm_logits(outputs)[batch["labels"] != IGNORE_INDEX]
+            sums.append(sum_per_sequence(outputs, batch).cpu())
             progress.move_to(end)
     return average_sums(torch.cat(sums).numpy())
 
@@ -165,12 +170,3 @@ def pad_batch(batch: Mapping[str, Any], pad_token_id: int) -> dict[str, torch.Te
         padded["token_type_ids"] = to_rows(batch["token_type_ids"], 0)
         padded["next_sentence_label"] = batch["next_sentence_label"]
     return padded
-
-
-def _score_batch(model: PreTrainedModel, batch: dict[str, Any]) -> torch.Tensor:
-    """Returns sums of losses and correct predictions, see [`sum_per_sequence`]."""
-    if isinstance(model, SnugBertPreTrainedModel):
-        return sum_per_sequence(model(**batch, sparse_prediction=True), batch)
-    outputs = model(**{name: values for name, values in batch.items() if "label" not in name})
-    outputs["prediction_logits"] = get_mlm_logits(outputs)[batch["labels"] != IGNORE_INDEX]
-    return sum_per_sequence(outputs, batch)

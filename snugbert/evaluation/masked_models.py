@@ -88,8 +88,13 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
     check_repository(name, **args.hub)
     try:
         values, _ = PreTrainedConfig.get_config_dict(name, **args.hub)
-        if values.get("model_type", "bert") in LOADABLE_TYPES and _can_express(values):
-            return load_config(args, tokenizer)
+        if values.get("model_type", "bert") in LOADABLE_TYPES:
+            try:
+                convert_family_config(values)
+            except ValueError:
+                pass  # transformers runs models of the family that SnugBERT lacks, such as DeBERTa-v2-xlarge
+            else:
+                return load_config(args, tokenizer)
         config = AutoConfig.from_pretrained(name, attn_implementation=args.attn_implementation, **args.hub)
         if args.config_overrides:
             override_config(config, args.config_overrides)
@@ -105,15 +110,6 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
             "model."
         )
     return config
-
-
-def _can_express(values: dict[str, Any]) -> bool:
-    """Whether SnugBERT supports a model of the family. transformers runs other models, such as DeBERTa-v2-xlarge."""
-    try:
-        convert_family_config(values)
-    except ValueError:
-        return False
-    return True
 
 
 @contextmanager

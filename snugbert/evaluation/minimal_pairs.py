@@ -132,7 +132,7 @@ def summarize(pairs: Sequence[MinimalPair], correct: np.ndarray) -> dict[str, An
             "phenomenon": pairs[numbers[0]].phenomenon,
             "field": pairs[numbers[0]].field,
             "pairs": len(numbers),
-            "accuracy": _by_variant(correct[numbers].mean(axis=0)),
+            "accuracy": _average(correct[numbers]),
         }
         for name, numbers in rows.items()
     }
@@ -141,12 +141,12 @@ def summarize(pairs: Sequence[MinimalPair], correct: np.ndarray) -> dict[str, An
         members.setdefault(paradigm["phenomenon"], []).append(paradigm)
     return {
         "pairs": len(pairs),
-        "accuracy": _mean_accuracy(paradigms.values()),
+        "accuracy": _average_paradigms(paradigms.values()),
         "phenomena": {
             name: {
                 "paradigms": len(members[name]),
                 "pairs": sum(paradigm["pairs"] for paradigm in members[name]),
-                "accuracy": _mean_accuracy(members[name]),
+                "accuracy": _average_paradigms(members[name]),
             }
             for name in sorted(members)
         },
@@ -154,10 +154,9 @@ def summarize(pairs: Sequence[MinimalPair], correct: np.ndarray) -> dict[str, An
     }
 
 
-def _mean_accuracy(paradigms: Iterable[dict[str, Any]]) -> dict[str, float]:
-    values = [[paradigm["accuracy"][variant] for variant in VARIANTS] for paradigm in paradigms]
-    return _by_variant(np.mean(values, axis=0))
+def _average_paradigms(paradigms: Iterable[dict[str, Any]]) -> dict[str, float]:
+    return _average([list(paradigm["accuracy"].values()) for paradigm in paradigms])
 
 
-def _by_variant(values: np.ndarray) -> dict[str, float]:
-    return dict(zip(VARIANTS, map(float, values), strict=True))
+def _average(accuracies: Any) -> dict[str, float]:
+    return dict(zip(VARIANTS, np.mean(accuracies, axis=0).tolist(), strict=True))

@@ -79,8 +79,6 @@ def _score_same_length(model: PreTrainedModel, sentences: Sequence[EncodedSenten
                 targets.append(ids[position])
                 cells.append(number * len(VARIANTS) + variant)
     shape = len(sentences), len(VARIANTS)
-    if not copies:
-        return np.zeros(shape)
     input_ids = torch.tensor([masked for _, masked in copies])
     positions = torch.tensor([position for position, _ in copies])
     log_probabilities = _predict_targets(model, input_ids, positions, torch.tensor(rows), torch.tensor(targets))

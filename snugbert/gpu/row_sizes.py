@@ -84,19 +84,14 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
         if name in batch:
             of_tokens = batch[name].shape == batch["input_ids"].shape and not batch[name].is_floating_point()
             more = padding if of_tokens else added // choices if name == "labels" else added
-            filled[name] = _pad_labels(batch[name], more, dim=int(of_tokens))
+            other_dimensions = () if of_tokens else (0, 0) * (batch[name].dim() - 1)
+            filled[name] = F.pad(batch[name], (*other_dimensions, 0, more), value=IGNORE_INDEX)
     if "max_length_q" in batch:
         longest = batch["max_length_q"]
         filled["max_length_q"] = next((bound for bound in MAX_LENGTHS if longest <= bound), tokens + padding)
     if "label_indices" in batch:
         filled["label_indices"] = _pad_label_indices(batch["label_indices"], filled["labels"][0])
     return filled | {"num_sequences": count}
-
-
-def _pad_labels(labels: torch.Tensor, more: int, dim: int) -> torch.Tensor:
-    shape = list(labels.shape)
-    shape[dim] = more
-    return torch.cat([labels, labels.new_full(shape, IGNORE_INDEX)], dim)
 
 
 def _pad_label_indices(indices: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

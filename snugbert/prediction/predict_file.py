@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from itertools import count, islice, tee
 from pathlib import Path
@@ -135,7 +134,8 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: Any, f
         raise InputError(f"--input_file: {source} has no rows{' that can be read' if summary else ''}.")
     shard = (total * (args.shard_number - 1) // args.num_shards, total * args.shard_number // args.num_shards)
     start = time.monotonic()
-    with _open_partial(output) as stream:
+    # The lock keeps other processes from writing the partial output.
+    with lock_file(_partial(output, ".lock"), seconds=0), _partial(output).open("ab") as stream:
         _check_output(args)  # again, because another process may have finished the output
         record = _continue_partial(output, stream, _list_settings(args, folder, source), args.overwrite_output_file)
         rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), shard[0] + record["rows"], shard[1])
@@ -159,13 +159,6 @@ def _name_output(args: PredictionArguments) -> Path:
 
 def _partial(output: Path, suffix: str = "") -> Path:
     return output.with_name(f"{output.name}{PARTIAL}{suffix}")
-
-
-@contextmanager
-def _open_partial(output: Path) -> Iterator[IO[bytes]]:
-    """Opens the partial output, and keeps other processes from writing it."""
-    with lock_file(_partial(output, ".lock"), seconds=0), _partial(output).open("ab") as stream:
-        yield stream
 
 
 def _list_settings(args: PredictionArguments, folder: Path, source: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Shapes: N sequences, T tokens in a batch.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from accelerate.utils import send_to_device
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -198,7 +199,9 @@ class Predictor:
                 # Rounding up to a power of two keeps the number of sizes small.
                 batch = pad_row(batch, multiple, 1 << (number - 1).bit_length())
                 del batch["num_sequences"]
-            logits = self._run(batch, self._forward if multiple is None else self._graphs)
+            forward = self._forward if multiple is None else self._graphs
+            with torch.inference_mode():
+                logits = forward(send_to_device(batch, self.model.device)).cpu().numpy()
             if not np.isfinite(logits).all():
                 raise InputError("--model_name_or_path: outputs are NaN or infinite. The weights may be damaged.")
             parts: Any = logits[:number]
@@ -214,12 +217,6 @@ class Predictor:
         """Makes a padded batch. Padding on the left would shift the tokens."""
         lists = {name: [values.tolist() for values in column] for name, column in rows.items()}
         return dict(self.tokenizer.pad(lists, padding_side="right", return_tensors="pt"))
-
-    @torch.inference_mode()
-    def _run(self, batch: dict[str, Any], forward: Callable[[dict[str, Any]], torch.Tensor]) -> np.ndarray:
-        device = self.model.device
-        batch = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-        return forward(batch).cpu().numpy()
 
     def _forward(self, batch: dict[str, Any]) -> torch.Tensor:
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16):

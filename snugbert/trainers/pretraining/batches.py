@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,19 +36,11 @@ PREFETCH_FACTOR = 2  # torch's default: batches that a data worker reads ahead
 BATCH_COUNTS = "batch_counts"  # key in a batch, for the result of `count_batch`
 
 
-class SizedDataset(Protocol):
-    """A map-style dataset: a list, a `torch.utils.data.Dataset` with a length, or a `datasets.Dataset`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> object: ...
-
-
 @dataclass(frozen=True)
 class Phase:
     """Consecutive steps on the examples of one dataset. Every epoch has a different order."""
 
-    dataset: SizedDataset
+    dataset: Any  # a list, a `torch.utils.data.Dataset` with a length, or a `datasets.Dataset`
     steps: int
     batch_size: int  # examples per step, over all processes and accumulated batches
 
@@ -63,7 +55,7 @@ class Phase:
         return getattr(self.dataset, "objective", None)
 
 
-def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args: PretrainingArguments) -> list[Phase]:
+def plan_phases(datasets: Sequence[Any], shares: Sequence[float], args: PretrainingArguments) -> list[Phase]:
     """Divides the steps of a run among datasets of different sequence lengths.
 
     A step has about the same number of tokens in every phase, so it has fewer examples if they are longer. The batch
@@ -254,7 +246,7 @@ class RunBatches(torch.utils.data.Dataset):
             batch[BATCH_COUNTS] = count_batch(batch, self.config, self.generator, self.teacher)
         return batch
 
-    def _get_examples(self, dataset: SizedDataset, numbers: list[int]) -> list[Any]:
+    def _get_examples(self, dataset: Any, numbers: list[int]) -> list[Any]:
         places = [divmod(number, len(dataset)) for number in numbers]
         if isinstance(dataset, PretrainingDataset):
             return [dataset.get_example(epoch, position) for epoch, position in places]

@@ -35,6 +35,7 @@ from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_si
 from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.corpus.part_files import Block
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.scores import count_corpus_tokens
 
 PRIOR_COUNT = 500.0  # pseudo-counts per context in p(w | c): Dirichlet smoothing, Zhai and Lafferty (2001)
 OVERSAMPLING, POWER_ITERATIONS = 20, 4  # of the randomized SVD: Halko et al. (2011), algorithm 4.4
@@ -169,17 +170,23 @@ def initialize_from_bigrams(
     corpus: Corpus,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
-    block_numbers: Iterable[int] | None = None,
+    blocks: Iterable[Block],
 ) -> None:
     """Replaces the random weights of a model with weights that predict masked tokens from their neighbors.
 
     The pooler and the next-sentence head keep their random weights. Processes on the same machine with the same number
     of threads compute the same weights. Between machines they may differ in rounding. The seed determines the
-    embeddings of special tokens and a rotation of all embeddings. Without `block_numbers`, all blocks are counted.
+    embeddings of special tokens and a rotation of all embeddings. Bigrams are counted in the `blocks` of the corpus.
     """
     config: SnugBertConfig = model.config
     rng = np.random.default_rng(seed)
-    frequencies, sides = _count_text(corpus, config.vocab_size, block_numbers)
+    counts = count_corpus_tokens(corpus, config.vocab_size) + 1
+    frequencies = counts / counts.sum()
+    pairs = count_bigrams(blocks, config.vocab_size)
+    if pairs.nnz == 0:
+        raise InputError("--bigram_init: every document is a single token, so there are no bigrams. Use more text.")
+    # The mutual information with the previous and with the next token.
+    sides = [weigh_bigrams(matrix, frequencies) for matrix in (pairs, pairs.T.tocsr())]
     first = _fit_first_layer(config, frequencies, sides, rng)
     with torch.no_grad():
         _set_embeddings(model, tokenizer, first, rng)
@@ -209,20 +216,6 @@ def check_bigram_config(config: SnugBertConfig) -> None:
     }
     if unmet := [need for need, is_met in needs.items() if not is_met]:
         raise InputError(f"--bigram_init needs {unmet[0]}. Remove the flag, or choose another model.")
-
-
-def _count_text(
-    corpus: Corpus, vocab_size: int, block_numbers: Iterable[int] | None
-) -> tuple[np.ndarray, list[Bigrams]]:
-    """Returns the token frequencies, and the mutual information with the previous and with the next token."""
-    counts = np.ones(vocab_size)
-    counts[: len(corpus.counts.token_ids)] += corpus.counts.token_ids
-    frequencies = counts / counts.sum()
-    numbers = range(len(corpus.blocks)) if block_numbers is None else block_numbers
-    pairs = count_bigrams((corpus.blocks[number] for number in numbers), vocab_size)
-    if pairs.nnz == 0:
-        raise InputError("--bigram_init: every document is a single token, so there are no bigrams. Use more text.")
-    return frequencies, [weigh_bigrams(matrix, frequencies) for matrix in (pairs, pairs.T.tocsr())]
 
 
 @dataclass(frozen=True)

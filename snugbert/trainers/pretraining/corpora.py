@@ -14,7 +14,7 @@ from snugbert.data.data_arguments import TextArguments
 from snugbert.data.repeated_text import read_report
 from snugbert.data.sources import name_dataset
 from snugbert.data.tokenizing import needs_words
-from snugbert.errors import InputError
+from snugbert.errors import InputError, shorten
 from snugbert.files import hash_json
 from snugbert.storage.urls import hide_credentials
 from snugbert.trainers.pretraining.batches import Phase
@@ -29,7 +29,6 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 logger = logging.getLogger(__name__)
 
 VALIDATION_SEED = 0  # independent of the run's seed, so that metrics of different runs are comparable
-LISTED_FILES = 5
 
 
 def open_prepared(
@@ -79,8 +78,6 @@ def load_corpora(
             **documents,
         )
         logger.info("%s: %s (%s)", name, corpus, corpus.folder)
-        if corpus.num_documents == 0:
-            raise InputError(f"{name}: no documents.")
         check_unknown_tokens(corpus, tokenizer, name)
         return corpus
 
@@ -192,10 +189,4 @@ def list_sources(corpus: Corpus) -> str:
         name_dataset(name.removeprefix(DATASET))[1] if name.startswith(DATASET) else PurePosixPath(name).name
         for name in corpus.sources
     )
-    return join_names(sorted(names))
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Lists the first names, and how many more there are."""
-    more = len(names) - LISTED_FILES
-    return ", ".join(names[:LISTED_FILES]) + (f" and {more:,} more" if more > 0 else "")
+    return shorten(sorted(names))

@@ -138,25 +138,22 @@ class PretrainingDataset(torch.utils.data.Dataset):
     def get_example(self, epoch: int, position: int) -> dict[str, Any]:
         """Returns example `position` of `epoch`. Both count from 0. Each epoch has `len(self)` positions."""
         spans, label = self._find_spans(epoch, position)
-        texts = [self.corpus.blocks[block].tokens[start : start + length] for block, start, length in spans]
-        parts = [np.array([self.cls_token_id])]
-        for text in texts:
-            parts += [text, np.array([self.sep_token_id])]
+        no_word = np.zeros(1, dtype=bool)  # special tokens continue no word
+        parts, continuations = [np.array([self.cls_token_id])], [no_word]
+        for number, start, length in spans:
+            block = self.corpus.blocks[number]
+            parts += [block.tokens[start : start + length], np.array([self.sep_token_id])]
+            if self.corpus.has_words:
+                continuations += [block.read_continuations(start, length), no_word]
         input_ids = np.concatenate(parts, dtype=np.int64)
         token_type_ids = np.zeros_like(input_ids)
         example = {"input_ids": input_ids, "token_type_ids": token_type_ids, "mask_seed": (self.seed, epoch, position)}
         if self.corpus.has_words:
-            example["continues_word"] = self._read_continuations(spans)
+            example["continues_word"] = np.concatenate(continuations)
         if self.objective != "mlm":
-            token_type_ids[len(texts[0]) + 2 :] = 1
+            token_type_ids[spans[0][-1] + 2 :] = 1
             example["next_sentence_label"] = label
         return example
-
-    def _read_continuations(self, spans: list[tuple[int, int, int]]) -> np.ndarray:
-        parts = [np.zeros(1, dtype=bool)]  # the special tokens continue no word
-        for block, start, length in spans:
-            parts += [self.corpus.blocks[block].read_continuations(start, length), np.zeros(1, dtype=bool)]
-        return np.concatenate(parts)
 
     def _find_spans(self, epoch: int, position: int) -> tuple[list[tuple[int, int, int]], int]:
         """Returns the spans of an example, each as block, start and length, and its label."""
@@ -170,14 +167,26 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return [(block, start + begin, end - begin) for begin, end in pairwise(bounds)], label
 
     def open_table(self, window: Window) -> np.ndarray:
-        """Returns the examples of a window in the order of the text. *Shape:* (examples,), [`EXAMPLE`], read-only
+        """Maps the examples of a window into memory, in the order of the text. *Shape:* (examples,), [`EXAMPLE`]
 
-        If no process has made the table yet, makes it on all cores (in a data worker: one).
+        The result is read-only. If no process has made the table yet, makes it on all cores (in a data worker: one).
         """
-        if window not in self._tables:
-            for old in list(self._tables)[: 1 - OPEN_WINDOWS]:
-                del self._tables[old]
-            self._tables[window] = self._open_table(window)
+        if window in self._tables:
+            return self._tables[window]
+        for old in list(self._tables)[: 1 - OPEN_WINDOWS]:
+            del self._tables[old]
+        settings = [self.corpus.digest, self.objective, self.max_seq_length, self.short_seq_prob, self.seed]
+        if self.windows.per_epoch > 1:
+            settings.append(self.windows.window_blocks)
+        name = hash_json([RECIPE_VERSION, *settings])[:16]
+        file = self.epochs_dir / f"{name}-{window.epoch}-{window.number}.examples"
+        self._map_blocks(window)
+        self.epochs_dir.mkdir(parents=True, exist_ok=True)
+        with lock_file(self.epochs_dir / f"{name}.lock"):
+            if not file.exists():
+                self._write_table(window, file)
+                self._remove_old_tables(name, window)
+            self._tables[window] = np.memmap(file, dtype=EXAMPLE, mode="r")
         return self._tables[window]
 
     def _find_document_starts(self, block_index: int, start: int, length: int) -> list[int]:
@@ -249,21 +258,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
             blocks.reserve(round(sizes[-len(self.windows.list_blocks(first)) :].sum()))
 
     # --- tables -------------------------------------------------------------------------------------------------
-
-    def _open_table(self, window: Window) -> np.ndarray:
-        """Maps the table of a window into memory. If no other process has made it yet, makes it first."""
-        settings = [self.corpus.digest, self.objective, self.max_seq_length, self.short_seq_prob, self.seed]
-        if self.windows.per_epoch > 1:
-            settings.append(self.windows.window_blocks)
-        name = hash_json([RECIPE_VERSION, *settings])[:16]
-        file = self.epochs_dir / f"{name}-{window.epoch}-{window.number}.examples"
-        self._map_blocks(window)
-        self.epochs_dir.mkdir(parents=True, exist_ok=True)
-        with lock_file(self.epochs_dir / f"{name}.lock"):
-            if not file.exists():
-                self._write_table(window, file)
-                self._remove_old_tables(name, window)
-            return np.memmap(file, dtype=EXAMPLE, mode="r")
 
     def _map_blocks(self, window: Window) -> None:
         """Maps the blocks of a window, so that they stay readable after a cache removes them. Unmaps older windows.

@@ -8,7 +8,6 @@ tokens only, as with their `--restrict_ce_to_mask`.
 Shapes: B rows and L columns of a batch, T tokens, M masked tokens, V vocabulary size, H hidden size.
 """
 
-import copy
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
-from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
-from snugbert.families.loading import load_config, load_model, load_tokenizer
+from snugbert.families.loading import load_config, load_tokenizer
 from snugbert.kernels_snugbert import ACCELERATOR_CHUNK_SIZE, CHUNK_SIZE, has_own_kernels, upcast
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
@@ -31,6 +30,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 )
 from snugbert.trainers.pretraining.scores import get_mlm_logits
 
+DENOMINATORS = ("num_items_in_batch", "num_tokens_in_batch", "num_sequences_in_batch")
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 logger = logging.getLogger(__name__)
@@ -40,29 +40,32 @@ def distill(
     student: torch.nn.Module,
     teacher: PreTrainedModel,
     inputs: Mapping[str, Any],
-    denominators: Mapping[str, torch.Tensor],
     with_hidden_states: bool,
 ) -> dict[str, torch.Tensor]:
     """Runs both models on a batch. Returns the loss of the student, its logits, and the parts of the loss, detached.
 
     The loss is 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`, if there are such parts.
 
-    The `denominators` are counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch`
-    (without padding) and, with sentence pairs, `num_sequences_in_batch`. To compare the last hidden states, which must
-    have the same size, both models compute the last layer for all tokens, and not only for masked tokens.
+    The `inputs` contain `DENOMINATORS`: counts in the global batch of masked tokens, of tokens without padding and,
+    with sentence pairs, of pairs. To compare the last hidden states, which must have the same size, both models
+    compute the last layer for all tokens, and not only for masked tokens.
     """
     options = {"output_last_hidden_state": with_hidden_states, "sparse_prediction": True, "return_dict": True}
+    for_student = {name: value for name, value in inputs.items() if name != "num_tokens_in_batch"}
+    for_teacher = {name: inputs[name] for name in inputs if name not in ("next_sentence_label", *DENOMINATORS)}
     with torch.no_grad():
-        taught = teacher(**{name: value for name, value in inputs.items() if name != "next_sentence_label"}, **options)
-    own = {name: count for name, count in denominators.items() if name != "num_tokens_in_batch"}
-    outputs = student(**inputs, **own, **options)
+        taught = teacher(**for_teacher, **options)
+    outputs = student(**for_student, **options)
     logits = get_mlm_logits(outputs)
-    soft_loss = sum_soft_losses(logits, get_mlm_logits(taught)) / denominators["num_items_in_batch"].clamp(min=1)
+    soft_loss = _SoftLoss.apply(logits, get_mlm_logits(taught)) / inputs["num_items_in_batch"].clamp(min=1)
     loss = LABEL_WEIGHT * outputs["loss"] + SOFT_WEIGHT * soft_loss
     parts = {"soft_loss": soft_loss, "mlm_loss": outputs.get("mlm_loss", outputs["loss"])}
     if with_hidden_states:
-        last = outputs["hidden_states"][-1], taught["hidden_states"][-1]
-        cos_loss = sum_cosine_losses(*last, inputs.get("attention_mask")) / denominators["num_tokens_in_batch"]
+        last = upcast(outputs["hidden_states"][-1]), upcast(taught["hidden_states"][-1])
+        losses = 1 - F.cosine_similarity(*last, dim=-1)  # of each token. *Shape:* (B, L)
+        if "attention_mask" in inputs:
+            losses = losses.masked_fill(inputs["attention_mask"] == 0, 0)
+        cos_loss = losses.sum() / inputs["num_tokens_in_batch"]
         parts["cos_loss"] = cos_loss
         loss = loss + COSINE_WEIGHT * cos_loss
     pairs = {name: outputs[name] for name in ("seq_relationship_logits", "nsp_loss") if name in outputs}
@@ -78,20 +81,15 @@ def prepare_teacher(teacher: PreTrainedModel, config: SnugBertConfig, device: to
         logger.info("Teacher and student have different hidden sizes. The loss on hidden states is omitted.")
 
 
-def sum_soft_losses(logits: torch.Tensor, teacher_logits: torch.Tensor) -> torch.Tensor:
+class _SoftLoss(torch.autograd.Function):
     """Adds up the Kullback-Leibler divergences of the student's predictions from the teacher's, in nats.
 
     The sum has the gradient of cross entropy with soft targets, but is 0 if both models agree. It is multiplied by the
     square of the temperature, so that its size does not depend on the temperature (Hinton et al., 2015, section 2).
     For M = 0 it is 0 and has a gradient. *Shape:* (M, V), (M, V) -> ()
-    """
-    return _SoftLoss.apply(logits, teacher_logits.detach())
 
-
-class _SoftLoss(torch.autograd.Function):
-    """Computes the gradient in the forward pass, a chunk of rows at a time, and saves nothing else.
-
-    torch's own functions would save three tensors of this size. On a CPU they take twice as long.
+    Computes the gradient in the forward pass, a chunk of rows at a time, and saves nothing else. torch's own functions
+    would save three tensors of this size. On a CPU they take twice as long.
     """
 
     @staticmethod
@@ -115,17 +113,6 @@ class _SoftLoss(torch.autograd.Function):
         return grad_logits * grad_outputs[0], None
 
 
-def sum_cosine_losses(
-    hidden_states: torch.Tensor, teacher_hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Adds up 1 - cosine of the angle between the hidden states of all tokens, without padding.
-
-    *Shape:* (B, L, H), (B, L, H), (B, L) -> ()
-    """
-    losses = 1 - F.cosine_similarity(upcast(hidden_states), upcast(teacher_hidden_states.detach()), dim=-1)
-    return (losses if attention_mask is None else losses.masked_fill(attention_mask == 0, 0)).sum()
-
-
 def load_teacher_config(
     model_args: PretrainingModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase
 ) -> SnugBertConfig:
@@ -147,8 +134,3 @@ def load_teacher_config(
                 f"teacher's layers. Only {' and '.join(DROPOUTS)} can be changed."
             )
     return teacher_config
-
-
-def load_teacher(model_args: PretrainingModelArguments, teacher_config: SnugBertConfig) -> PreTrainedModel:
-    """Loads the teacher with the configuration of [`load_teacher_config`]."""
-    return load_model(AutoModelForMaskedLM, model_args.as_teacher(), copy.deepcopy(teacher_config), trained=True)

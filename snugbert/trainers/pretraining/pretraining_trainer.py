@@ -36,7 +36,6 @@ from snugbert.trainers.pretraining.batches import (
     BatchSampler,
     Phase,
     RunBatches,
-    SizedDataset,
     as_one_epoch,
     check_processes,
     count_epochs,
@@ -51,7 +50,6 @@ from snugbert.trainers.pretraining.masked_distillation import distill, prepare_t
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.scores import (
-    add_gain,
     compute_metrics,
     count_dataset,
     frequency_loss,
@@ -66,7 +64,6 @@ from snugbert.trainers.trainer import RunTrainer, naming_flags
 logger = logging.getLogger(__name__)
 
 RECORD_NAME = "PretrainingTrainer"  # key in a checkpoint's `trainer_state.json`, for the state of the log
-DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the whole step. Each batch contains them
 
 
 class PretrainingTrainer(RunTrainer):
@@ -113,7 +110,7 @@ class PretrainingTrainer(RunTrainer):
         self,
         *,
         args: PretrainingArguments,
-        train_dataset: SizedDataset | None = None,
+        train_dataset: Any = None,
         phases: Sequence[Phase] | None = None,
         data_settings: dict[str, Any] | None = None,
         allow_changed_data: bool = False,
@@ -343,10 +340,10 @@ class PretrainingTrainer(RunTrainer):
         """Returns the batches of a step, and its labeled tokens over all processes."""
         self.training_log.start_step()
         batches = list(islice(epoch_iterator, num_batches))
-        for batch in batches:
-            if "labels" not in batch:
-                raise InputError("data_collator: its batches have no `labels`. Use a collator that masks tokens.")
-            self.training_log.add_batch(batch[BATCH_COUNTS])
+        if not all("labels" in batch for batch in batches):
+            raise InputError("data_collator: its batches have no `labels`. Use a collator that masks tokens.")
+        has_pairs = any("next_sentence_label" in batch for batch in batches)
+        self.training_log.add_batches([batch[BATCH_COUNTS] for batch in batches], has_pairs)
         # The counts are part of the batch. The data loader pins its memory, so copying does not wait.
         batches = [send_to_device(batch, device, non_blocking=True) for batch in batches]
         # Integers, so that the sums are exact.
@@ -354,8 +351,6 @@ class PretrainingTrainer(RunTrainer):
         if self.args.world_size > 1:
             in_step = self.accelerator.reduce(in_step)
         labeled, pairs, tokens = in_step[:3].unbind()
-        if any("next_sentence_label" in batch for batch in batches):
-            self.training_log.count_pair_step()
         for batch in batches:
             if "next_sentence_label" in batch:
                 batch["num_sequences_in_batch"] = pairs
@@ -371,18 +366,16 @@ class PretrainingTrainer(RunTrainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """Returns the loss of the model, divided by the counts of the whole batch. Also updates the log."""
-        denominators: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
-        denominators |= {name: inputs[name] for name in DENOMINATORS if name in inputs}
-        inputs = {name: value for name, value in inputs.items() if name not in DENOMINATORS}
+        inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         if self.teacher is None:
             # Only the log reads the logits, unless the caller wants the outputs.
             detaches = not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM)
             options = {"detach_logits": True} if detaches else {}
-            outputs: Any = model(**inputs, **denominators, **options)
+            outputs: Any = model(**inputs, **options)
         else:
             same_size = self.teacher.config.hidden_size == self.model_config.hidden_size
             with self.accelerator.autocast():  # for the teacher
-                outputs = distill(model, self.teacher, inputs, denominators, same_size)
+                outputs = distill(model, self.teacher, inputs, same_size)
         self.training_log.add_outputs(outputs, inputs)
         loss = outputs["loss"] * self.args.world_size  # gradients are averaged over processes
         return (loss, outputs) if return_outputs else loss
@@ -426,7 +419,11 @@ class PretrainingTrainer(RunTrainer):
         start = time.perf_counter()
         with seed_random_state(str(self.args.seed)):
             output = super().evaluation_loop(dataloader, *args, **kwargs)
-        add_gain(output.metrics or {}, self._train_counts, dataloader.dataset)
+        metrics, counts = output.metrics or {}, count_dataset(dataloader.dataset)
+        if self._train_counts is not None and counts is not None:
+            baseline = frequency_loss(self._train_counts, counts)
+            for name in [name for name in metrics if name.endswith("_mlm_loss")]:
+                metrics[f"{name.removesuffix('loss')}gain"] = baseline - metrics[name]
         self.training_log.exclude_time(time.perf_counter() - start)
         return output
 

@@ -134,18 +134,6 @@ def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
     return float(-(counts * log_probabilities).sum() / (counts.sum() or math.nan))
 
 
-def add_gain(metrics: dict[str, float], train_counts: np.ndarray | None, dataset: object) -> None:
-    """Adds `mlm_gain` to the metrics of an evaluation: how much lower its loss is than [`frequency_loss`].
-
-    Adds nothing if the counts of the training text are unknown, or if `dataset` is not a [`PretrainingDataset`].
-    """
-    if train_counts is None or (counts := count_dataset(dataset)) is None:
-        return
-    baseline = frequency_loss(train_counts, counts)
-    for name in [name for name in metrics if name.endswith("_mlm_loss")]:
-        metrics[f"{name.removesuffix('loss')}gain"] = baseline - metrics[name]
-
-
 def count_dataset(dataset: object) -> np.ndarray | None:
     """Counts the predictable tokens of a [`PretrainingDataset`], or of its `Subset`. None for other datasets."""
     dataset = unwrap_subset(dataset)

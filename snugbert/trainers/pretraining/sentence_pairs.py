@@ -163,12 +163,6 @@ LABELED_ROWS = 2**20  # rows that get their labels together, in about 200 MB of 
 PairOffsets = tuple[int, int, int]
 
 
-def sentence_limit(max_seq_length: int, objective: Objective) -> int:
-    """Returns the maximum number of tokens of an unsplit sentence. For sentence order, two of them fit into a pair."""
-    longest = max_seq_length - (2 if objective == "mlm" else PAIR_SPECIAL_TOKENS)
-    return longest // 2 if objective == "sop" else longest
-
-
 def cut_pairs(
     block: Block,
     block_index: int,
@@ -197,7 +191,8 @@ def cut_pairs(
     """
     longest, whole_sentences = max_seq_length - PAIR_SPECIAL_TOKENS, objective == "sop"
     places = rank_places(block, token_kinds)
-    sentences = split_long_sentences(block, places, sentence_limit(max_seq_length, objective))
+    # For sentence order, two sentences must fit into a pair.
+    sentences = split_long_sentences(block, places, longest // 2 if whole_sentences else longest)
     documents = np.searchsorted(sentences, block.sentences[block.documents]).tolist()
     # Lists and bytes: bisect and indexing are several times faster on them than on arrays.
     offsets = sentences.tolist()

@@ -13,7 +13,7 @@ Shapes: N sequences of T tokens in total.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,18 +110,15 @@ class TrainingLog:
             self._window_start = time.perf_counter()
         self._steps += 1
 
-    def count_pair_step(self) -> None:
-        """Counts a step with sentence pairs. Other steps do not count in `nsp_loss`."""
-        self._pair_steps += 1
-
     def exclude_time(self, seconds: float) -> None:
         """Excludes time that was not spent on training."""
         if self._window_start is not None:
             self._window_start += seconds
 
-    def add_batch(self, counts: torch.Tensor) -> None:
-        """Adds the result of [`count_batch`], on the CPU. *Shape:* (4,)"""
-        self._data_sums += counts.numpy()
+    def add_batches(self, counts: Sequence[torch.Tensor], has_pairs: bool) -> None:
+        """Adds the results of [`count_batch`] for a step. Steps without sentence pairs do not count in `nsp_loss`."""
+        self._data_sums += sum(each.numpy() for each in counts)
+        self._pair_steps += has_pairs
 
     def add_outputs(self, outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> None:
         """Adds the losses and correct predictions of a batch. Each loss is the batch's share of the step's loss."""

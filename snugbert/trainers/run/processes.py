@@ -46,7 +46,11 @@ def set_up(training_args: DeviceArguments) -> None:
     logging.getLogger(__name__).info("precision: %s", PRECISIONS[training_args.precision])
     move_hub_token(training_args)
     if training_args.push_to_hub and training_args.should_save:
-        _check_hub(training_args.hub_token)
+        hub = HfApi(token=training_args.hub_token)
+        try:
+            hub.whoami()  # otherwise, a wrong token would be noticed only after training
+        except (OSError, httpx.HTTPError) as error:
+            raise InputError(f"--push_to_hub: cannot log in to {hub.endpoint}: {join_lines(error)}") from error
 
 
 def use_one_gpu(training_args: DeviceArguments) -> None:
@@ -64,15 +68,6 @@ def move_hub_token(training_args: TrainingArguments) -> None:
         os.environ["HF_TOKEN"] = training_args.hub_token
         # True: use HF_TOKEN even if HF_HUB_DISABLE_IMPLICIT_TOKEN is set.
         training_args.hub_token = True  # type: ignore[assignment]
-
-
-def _check_hub(token: bool | str | None) -> None:
-    # Without this check, a wrong token would be noticed only after training.
-    hub = HfApi(token=token)
-    try:
-        hub.whoami()
-    except (OSError, httpx.HTTPError) as error:
-        raise InputError(f"--push_to_hub: cannot log in to {hub.endpoint}: {join_lines(error)}") from error
 
 
 def wait_for_all() -> None:

@@ -154,7 +154,7 @@ def make_model(corpus, tokenizer, kind=snugbert.SnugBertForMaskedLM, **config):
     torch.manual_seed(0)
     config = {"vocab_size": VOCAB_SIZE, "attn_implementation": "eager"} | NO_DROPOUT | config
     model = kind(snugbert.SnugBertConfig.from_size("tiny", **config)).eval()
-    initialize_from_bigrams(model, corpus, tokenizer, seed=0)
+    initialize_from_bigrams(model, corpus, tokenizer, 0, corpus.blocks)
     return model
 
 

@@ -124,7 +124,7 @@ def test_metrics_by_hand(pair, layout):
 
     log = TrainingLog(torch.device("cpu"), is_main_process=True, reduce=lambda tensor: tensor)
     log.start_step()
-    log.add_batch(count_batch(batch, pair.discriminator.config, pair.generator.config))
+    log.add_batches([count_batch(batch, pair.discriminator.config, pair.generator.config)], has_pairs=False)
     log.add_outputs(outputs, batch)
     line = log.next_line()
     assert {name: line[name] for name in expected} == pytest.approx(expected)

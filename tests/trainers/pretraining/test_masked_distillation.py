@@ -66,7 +66,7 @@ def test_loss_and_gradients_equal_a_plain_reference(layout):
     stock_student, stock_teacher = stock_copy(student), stock_copy(teacher).eval()
     batches = make_batches()
     expected = reference_loss(stock_student, stock_teacher, batches["padded"])
-    outputs = distill(student, teacher, batches[layout], batches["counts"], with_hidden_states=True)
+    outputs = distill(student, teacher, batches[layout] | batches["counts"], with_hidden_states=True)
     torch.testing.assert_close(outputs["loss"], expected, rtol=1e-10, atol=0)
     outputs["loss"].backward()
     expected.backward()
@@ -168,7 +168,7 @@ def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run,
 
 
 def test_examples_are_shown_without_the_teacher(student_run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("snugbert.trainers.pretraining.pretrain.load_teacher", None)
+    monkeypatch.setattr("snugbert.trainers.pretraining.pretrain.load_model", None)
     assert run(student_run, output_dir=tmp_path / "run", show=1) == 0
     assert "\n1. " in capsys.readouterr().out and not (tmp_path / "run").exists()
 

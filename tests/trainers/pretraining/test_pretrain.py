@@ -29,7 +29,7 @@ from snugbert.families.conversion import convert_model
 from snugbert.families.loading import HEAD_WEIGHTS
 from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.reports.pretraining_plots import draw_training
-from snugbert.trainers.pretraining import pretraining_guidance as guidance
+from snugbert.trainers.pretraining import pretrain
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert_cli import main as snugbert_command
@@ -225,7 +225,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
 
     Initial weights from bigrams are computed once. After training with Muon, stock BERT has the same loss.
     """
-    monkeypatch.setattr(guidance, "SMALLEST_VOCABULARY", 1)
+    monkeypatch.setattr(pretrain, "SMALLEST_VOCABULARY", 1)
     text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
@@ -376,3 +376,32 @@ def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch,
     assert len(error.splitlines()) == 1
     assert message in error
     assert {file.name for file in tmp_path.iterdir()} <= {"_lock", "epochs"}
+
+
+NO_RECIPE = "none was measured for such a model, vocabulary or text. The defaults are the BERT paper's settings."
+FITTING_RECIPE = (
+    f"{pretrain.SMALL_RECIPE} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of "
+    "1.5 or more after 2,000,000 training tokens."
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "vocab_size", "corpus_tokens", "told"),
+    [
+        ("mini", 8_192, 11_987_654, FITTING_RECIPE),
+        ("tiny", 30_522, 200_000_000, FITTING_RECIPE),
+        ("12x384", 16_384, 11_987_654, FITTING_RECIPE.replace(pretrain.SMALL_RECIPE, pretrain.GPU_RECIPE)),
+        ("tiny", 8_192, 200_000_001, NO_RECIPE),
+        ("mini", 30, 12_000_000, NO_RECIPE),
+        ("large", 30_522, 3_300_000_000, NO_RECIPE),
+    ],
+    ids=["fits", "largest text", "one GPU", "too much text", "letters", "large"],
+)
+def test_the_recipe_fits_the_text_and_the_model(size, vocab_size, corpus_tokens, told):
+    if size == "12x384":
+        config = snugbert.SnugBertConfig(
+            vocab_size=vocab_size, hidden_size=384, num_attention_heads=6, intermediate_size=1536
+        )
+    else:
+        config = snugbert.SnugBertConfig.from_size(size, vocab_size=vocab_size)
+    assert pretrain.describe_recipe(config, corpus_tokens) == told

@@ -33,9 +33,7 @@ def add_step(log: TrainingLog, first: int, has_pairs: bool = True) -> tuple[int,
     counts = count_batch(batch, model.config)
     pairs = 2 * has_pairs
     assert counts[:3].tolist() == [(batch["labels"] >= 0).sum(), pairs, batch["input_ids"].numel()]
-    log.add_batch(counts)
-    if has_pairs:
-        log.count_pair_step()
+    log.add_batches([counts], has_pairs)
     log.add_outputs(outputs := model(**batch), batch)
     return batch["input_ids"].numel(), outputs.nsp_loss
 
