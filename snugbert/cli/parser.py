@@ -11,6 +11,7 @@ from argparse import SUPPRESS, Action
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -170,7 +171,7 @@ class ArgumentParser(HfArgumentParser):
     def _complete_switches(self, argv: list[str]) -> list[str]:
         """Adds `true` after a switch without a value. Otherwise, it would take a positional argument as its value."""
         completed = []
-        for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        for word, following in pairwise([*argv, ""]):
             completed.append(word)
             action = self._option_string_actions.get(word)
             if action is not None and action.const is True and following.lower() not in BOOLEANS:

@@ -364,11 +364,14 @@ def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
 
 @contextmanager
 def hiding_warnings(name: str | None = None) -> Iterator[None]:
-    """Hides the warnings of a logger, or of the root."""
+    """Hides the warnings of a logger, or of the root. With a higher level, transformers would print other warnings."""
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
     hidden = logging.getLogger(name)
-    level = hidden.level
-    hidden.setLevel(logging.ERROR)
+    hidden.addFilter(is_error)
     try:
         yield
     finally:
-        hidden.setLevel(level)
+        hidden.removeFilter(is_error)

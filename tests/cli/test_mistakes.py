@@ -34,6 +34,7 @@ def folder(tmp_path, monkeypatch) -> Path:
         ("glue", "--epochs 3", "unknown argument --epochs. Did you mean --num_train_epochs?"),
         ("export", "in out --too onnx", "unknown argument --too. Did you mean --to?"),
         ("demo", "--qqqq", "unknown argument --qqqq."),
+        ("convert", "", "the following arguments are required: "),
         ("demo", "--config", "argument --config: expected one argument"),
         ("pretrain", "--train_file corpus/*.gz corpsu/*.gz", "--train_file: corpsu/*.gz: no such file."),
         ("predict", "--input_file corpus/trian.txt.gz", "no such file. Did you mean corpus/train.txt.gz?"),

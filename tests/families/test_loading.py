@@ -1,6 +1,7 @@
 """The models and tokenizers that commands open, and what they refuse."""
 
 import json
+import logging
 import re
 
 import pytest
@@ -163,12 +164,14 @@ def test_a_missing_weight_of_the_encoder_needs_a_flag(bert_folder, caplog):
     assert torch.equal(model.bert.embeddings.LayerNorm.bias, bert_folder.stock.bert.embeddings.LayerNorm.bias)
 
 
-def test_weights_that_no_head_has_are_listed(tmp_path, caplog):
+def test_weights_that_no_head_has_are_listed(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     ours, _ = ours_and_stock("ForTokenClassification")
     ours.save_pretrained(tmp_path)
     snugbert.SnugBertTokenizer(VOCABULARY).save_pretrained(tmp_path)
     # Weights of another head are not listed, because fine-tuning starts from such checkpoints.
     model = as_in_a_command(tmp_path, transformers.AutoModelForQuestionAnswering)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []  # transformers' reports
     assert torch.equal(model.bert.encoder.layer[2].output.dense.weight, ours.bert.encoder.layer[2].output.dense.weight)
     file = tmp_path / "model.safetensors"
     others = {f"lstm.{index}.weight": torch.zeros(2) for index in range(7)}
