@@ -108,7 +108,7 @@ def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
     """Describes the effect of abstaining on the validation examples of a calibrated model."""
     coverage, accuracy = read_coverage(config["calibration"], least) if "calibration" in config else (0, 0)
     if not coverage:
-        return f"Abstaining below {least:g}. Only examples of a model trained with --calibrate show the effect here."
+        return f"Abstaining below {least:g}. Trained with --calibrate, the model would know how many rows get a label."
     return (
         f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label, and {accuracy:.1%} of "
         "these labels are correct."
