@@ -134,12 +134,12 @@ class Group(NamedTuple):
 
     size: int  # number of sequences, n
     longest_query: int  # largest number of queries in a sequence, at least 1
-    longest_key: int
-    # Token index of each padded position. Padding repeats the sequence's last token. A slice if the sequences are
-    # adjacent and have the same length. Shape: (n x longest,)
+    longest_key: int  # largest number of keys in a sequence
+    # Both: token index of each padded position. Padding repeats the sequence's last token. A slice if the sequences
+    # are adjacent and have the same length. Shape: (n x longest,)
     query_indices: torch.Tensor | slice
     key_indices: torch.Tensor | slice
-    query_padding: torch.Tensor | None  # padded positions that hold no query. None: there are none
+    query_padding: torch.Tensor | None  # padded positions without a query. None: there are none. Shape: (positions,)
     mask: torch.Tensor | None  # 0 at keys, minus infinity at padding. None: no padding. Shape: (n x heads, 1, longest)
 
 

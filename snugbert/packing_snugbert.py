@@ -39,7 +39,7 @@ def must_read(values: torch.Tensor) -> bool:
 
 
 def assert_later(condition: torch.Tensor, message: str) -> None:
-    """Checks a condition () on a GPU without waiting for it. A failure stops the kernels that are queued later.
+    """Checks a boolean of shape () on a GPU without waiting for it. A failure stops the kernels that are queued later.
 
     The GPU prints the message. The `RuntimeError` of a later operation does not contain it. Does nothing on device
     types without such assertions.
@@ -348,7 +348,7 @@ WRONG_BOUNDARIES = (
 
 
 def _check_boundaries(starts: list[int], tokens: int, max_length: int | None) -> int:
-    """Returns the length of the longest sequence."""
+    """Checks the boundaries, and returns the length of the longest sequence."""
     lengths = [after - before for before, after in pairwise(starts)]
     if starts[0] != 0 or starts[-1] != tokens:
         raise ValueError(

@@ -45,7 +45,7 @@ TRAINING_HELP = {
     "max_steps": "Optimizer steps, instead of --num_train_epochs. Default: not set.",
     "lr_scheduler_type": "Schedule after warmup: linear, cosine, constant_with_warmup, ...",
     "gradient_accumulation_steps": "Batches per optimizer step.",
-    "eval_strategy": "When to evaluate during training: no, steps or epoch. Default: no (fine-tuning: epoch).",
+    "eval_strategy": "When to evaluate during training: no, steps or epoch.",
     "eval_steps": "Steps between evaluations. Default: --logging_steps (fine-tuning: 500 if below 1).",
     "seed": "Random seed.",
     "use_cpu": "Train on the CPU even if there is a GPU.",

@@ -364,7 +364,10 @@ def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
 
 @contextmanager
 def hiding_warnings(name: str | None = None) -> Iterator[None]:
-    """Hides the warnings of a logger, or of the root. With a higher level, transformers would print other warnings."""
+    """Hides the warnings of a logger, or of the root.
+
+    A filter does this, because with a higher level, transformers would list the layers that are not sharded.
+    """
 
     def is_error(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.ERROR

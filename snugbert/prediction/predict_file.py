@@ -106,13 +106,11 @@ def _set_up_process(level: int = logging.INFO) -> None:
 
 def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
     """Describes the effect of abstaining on the validation examples of a calibrated model."""
-    coverage, accuracy = read_coverage(config["calibration"], least) if "calibration" in config else (0, 0)
-    if not coverage:
-        return f"Abstaining below {least:g}. Trained with --calibrate, the model would know how many rows get a label."
-    return (
-        f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label, and {accuracy:.1%} of "
-        "these labels are correct."
-    )
+    if "calibration" not in config:
+        return f"Abstaining below {least:g}. Only models trained with --calibrate store how accurate the rest is."
+    coverage, accuracy = read_coverage(config["calibration"], least)
+    correct = f", and {accuracy:.1%} of these labels are correct" if coverage else ""
+    return f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label{correct}."
 
 
 def write_predictions(args: PredictionArguments, data: Format, predictor: Any, folder: Path, answer: Answer) -> None:

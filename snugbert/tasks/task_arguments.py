@@ -75,7 +75,7 @@ class GlueDataArguments(ExampleArguments):
     def _refuse(self, reason: str, *names: str) -> None:
         for name in names:
             if getattr(self, name) != getattr(type(self), name):
-                raise InputError(f"--{name} {reason}. Remove --{name}, or --task_name {self.task_name}.")
+                raise InputError(f"--{name} {reason}. Remove it, or choose another --task_name than {self.task_name}.")
 
     @property
     def task(self) -> GlueTask | None:

@@ -78,7 +78,10 @@ def _count_cut_tokens(
 
 
 class PadNested(DataCollatorWithPadding):
-    """Pads texts, or lists of texts (choices or windows) to (examples, lists, tokens), with padding at their ends."""
+    """Pads texts, or lists of texts (choices or windows), to (examples, texts of the longest list, tokens).
+
+    Shorter lists end with texts of padding.
+    """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns the batch."""

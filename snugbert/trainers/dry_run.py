@@ -56,7 +56,7 @@ def run_dry(
     rows, training, evaluation, evaluations = {}, 0.0, 0.0, 0
     with tempfile.TemporaryDirectory() as folder:
         for name, make_trainer in parts.items():
-            trainer = make_trainer(args=as_dry_run(args, f"{folder}/{name}"))
+            trainer = make_trainer(args=as_temporary(args, f"{folder}/{name}"))
             if trainer.train_dataset is None:
                 continue
             check_disk_space(args, trainer.model.parameters())
@@ -90,7 +90,7 @@ def run_dry(
     return total
 
 
-def as_dry_run(args: Any, folder: str) -> Any:
+def as_temporary(args: Any, folder: str) -> Any:
     """Returns a copy of the training arguments that writes into a temporary `folder` and reports nowhere."""
     args = copy.copy(args)
     args.output_dir, args.report_to, args.push_to_hub, args.resume_from_checkpoint = folder, [], False, None

@@ -39,7 +39,7 @@ def test_groups_and_effective_defaults(capsys):
     for name in ("--output_dir", "--overwrite_output_dir", "--save_strategy", "--save_steps", "--logging_steps"):
         assert any(line.startswith(f"  {name} ") for line in output)
     text = {line.split()[0]: line for line in lines if line.startswith("  --")}
-    assert text["--num_train_epochs"].endswith("Default: 3.0.")
+    assert text["--num_train_epochs"].endswith("Default: 3.")
     assert text["--bf16"].endswith("Default: true on Ampere and newer GPUs.")
     assert text["--do_train"].endswith("Default: train, evaluate and predict on the data that you pass.")
     assert text["--lr_scheduler_type"].endswith("Default: linear.")

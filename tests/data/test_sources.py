@@ -44,7 +44,8 @@ def test_sources_are_files_or_a_dataset():
 def test_data_have_short_names(tmp_path):
     (tmp_path / "reviews").mkdir()
     assert name_dataset("stanfordnlp/imdb") == ("stanfordnlp/imdb",) * 2 and name_dataset(None)[0] is None
-    assert all(name_dataset(folder) == (None, "reviews") for folder in (str(tmp_path / "reviews"), "/moved/reviews"))
+    folders = (str(tmp_path / "reviews"), "/moved/reviews", "./reviews")
+    assert all(name_dataset(folder) == (None, "reviews") for folder in folders)
     file = describe_source(Path("data/reviews.csv.gz"), None, "train", 3)
     assert file == ("reviews.csv.gz", "train", 3, None, None)
     assert describe_source(Path("data/reviews/train.jsonl"), None, "train", 3).name == "reviews/train.jsonl"

@@ -228,7 +228,7 @@ def read_tokenizer(folder: Path, mutated: Path) -> None:
 
 FORMATS = {
     "corpus": Format(write_corpus, ("*.arrow", "*.index"), read_corpus),
-    "checkpoint": Format(write_checkpoint, ("checkpoint-2/*", "metrics.jsonl"), read_checkpoint),
+    "checkpoint": Format(write_checkpoint, ("checkpoint-2/*",), read_checkpoint),
     "table": Format(write_tables, ("table.*", "tagged.*"), read_table),
     "embedder": Format(write_embedder, ("*.json", "*/*.json"), read_embedder),
     "yaml": Format(write_yaml, ("flags.yaml",), read_yaml),

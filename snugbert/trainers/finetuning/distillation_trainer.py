@@ -32,7 +32,7 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.storage.inputs import work_folder
 from snugbert.tasks.base import Sources, Task
 from snugbert.tasks.outputs import Output
-from snugbert.trainers.dry_run import as_dry_run
+from snugbert.trainers.dry_run import as_temporary
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import distillation_loss
@@ -171,7 +171,7 @@ def prepare_student(
             "teacher's tokenizer."
         )
     # Arguments of training do not change the teacher, which only predicts.
-    args = as_dry_run(args, tempfile.gettempdir())  # Trainer creates the folder
+    args = as_temporary(args, tempfile.gettempdir())  # Trainer creates the folder
     args.fp16_full_eval = args.bf16_full_eval = False  # Trainer would change the weights in place
     args.sweep, args.seeds = None, 1
     trainer = FineTuningTrainer(task=teacher, args=args)

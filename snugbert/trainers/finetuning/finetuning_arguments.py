@@ -54,16 +54,26 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
     do_train: bool = argument(False, "Train. Default: train, evaluate and predict on the data that you pass.")
     do_eval: bool = argument(False, "Evaluate on the validation examples. Default: see --do_train.")
     do_predict: bool = argument(False, "Predict the test examples. Default: see --do_train.")
-    # None: see `choose_learning_rate`.
+    # None in this and the next arguments: the user did not choose.
     learning_rate: float = argument(None, "Peak learning rate. Default: depends on the model's size.")
+    num_train_epochs: float = argument(None, "Number of passes over the training examples. Default: 3.")
     per_device_train_batch_size: int = argument(32, "Training examples per device and batch.")
     per_device_eval_batch_size: int = argument(32, "Examples per device and batch for evaluation and prediction.")
     # A share of all steps, so that short runs have a learning curve, too.
     logging_steps: float = argument(0.02, "Steps between log lines. A value below 1 is a share of all steps.")
     warmup_steps: float = argument(0.1, "Steps of linear warmup. A value below 1 is a share of all steps.")
     weight_decay: float = argument(0.01, "Weight decay, except on biases and LayerNorm.")
+    eval_strategy: str | None = argument(  # type: ignore[assignment]
+        None, "When to evaluate: no, steps or epoch. Default: epoch."
+    )
+    save_strategy: str | None = argument(  # type: ignore[assignment]
+        None, "When to save a checkpoint: no, steps, epoch or best. Default: steps."
+    )
+    save_steps: float | None = argument(  # type: ignore[assignment]
+        None, "Steps between checkpoints. A value below 1 is a share of all steps. Default: 500."
+    )
     save_total_limit: int | None = argument(
-        3, "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."
+        None, "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."
     )
     reinit_layers: int = argument(
         0, "Start the top N layers and the pooler from random weights.", range=NOT_NEGATIVE, advanced=True
@@ -94,7 +104,9 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
     sweep: str | None = argument(
         None, "Do several runs: a YAML file to search settings, paper (BERT's grid), fixed or stable."
     )
-    seeds: int = argument(1, "Number of runs to average. Their seeds count up from --seed.", range=COUNT)
+    seeds: int = argument(
+        None, "Number of runs to average. Their seeds count up from --seed. Default: 1.", range=COUNT
+    )
     pad_to_max_length: bool = argument(
         False, "Pad all examples to --max_seq_length instead of packing batches.", advanced=True
     )
@@ -102,7 +114,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
     given = tuple[str, ...]()  # names of the settings that the user chose. Not an argument
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "FineTuningArguments":
-        """Stores which arguments the user gave. A sweep and early stopping may replace all other arguments."""
+        """Stores which arguments the user gave, because a sweep replaces all other arguments."""
         self = super().__new__(cls)
         self.given = tuple(name for name, value in kwargs.items() if value is not None)
         return self
@@ -114,19 +126,20 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
             self.class_weights = {str(label): weight for label, weight in self.class_weights.items()}
         if self.unfreeze_after_steps is not None and not self.freezes:
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
-        saving = {"save_strategy", "save_steps"} & {*self.given}
-        saves = bool(saving) and (self.save_strategy != SaveStrategy.NO or "save_steps" in saving)
-        # Whether the user asked for checkpoints. Otherwise, they only serve to resume until the run is finished.
-        self.keeps_checkpoints = saves or "save_total_limit" in self.given or self.save_only_model
+        asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model
+        # Otherwise, checkpoints only serve to resume until the run is finished.
+        self.keeps_checkpoints = asks or self.save_total_limit is not None
         stops_early = self.early_stopping_patience is not None
         keeps_best = self.load_best_model_at_end or stops_early
-        chose_evaluation = "eval_strategy" in self.given
-        # Whether the run chooses `eval_strategy`.
-        self.chooses_evaluation = not (chose_evaluation or keeps_best)
-        if self.eval_strategy == IntervalStrategy.NO and (stops_early or (keeps_best and not chose_evaluation)):
-            self.eval_strategy = IntervalStrategy.EPOCH
-        if keeps_best and not saving and self.eval_strategy == IntervalStrategy.EPOCH:
-            self.save_strategy = SaveStrategy.EPOCH  # keeping the best model requires a checkpoint for each evaluation
+        self.chooses_evaluation = self.eval_strategy is None and not keeps_best
+        if self.save_strategy is None:
+            # Keeping the best model requires a checkpoint after each evaluation.
+            by_epoch = keeps_best and self.save_steps is None and self.eval_strategy in (None, IntervalStrategy.EPOCH)
+            self.save_strategy = "epoch" if by_epoch else "steps"
+        if self.eval_strategy is None or (stops_early and self.eval_strategy == IntervalStrategy.NO):
+            self.eval_strategy = IntervalStrategy.EPOCH if keeps_best else IntervalStrategy.NO
+        self.save_steps = 500 if self.save_steps is None else self.save_steps
+        self.save_total_limit = 3 if self.save_total_limit is None else self.save_total_limit
         if self.eval_strategy == IntervalStrategy.STEPS and self.eval_steps is None:
             # As in Trainer, unless --logging_steps is a share. Evaluation costs more than a log line.
             self.eval_steps = self.logging_steps if self.logging_steps >= 1 else 500
@@ -150,20 +163,22 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         Single values in this file replace defaults, but not what the user chose.
         """
         self.search: SweepFile | None = None
-        self.min_steps = 0  # of a run, unless the user chose its length
-        if not self.sweeps:
-            return
-        self.search = read_sweep_file(self.sweep or "fixed", type(self))
-        if "num_train_epochs" not in self.given and self.max_steps <= 0:
-            self.min_steps = self.search.min_steps
-        for name in self.given:
-            for other in self.search.settings:
-                if other == name or {other, name} in EXCLUSIVE:
-                    raise InputError(f"--{name}: --sweep {self.sweep} sets {other}. Remove --{name} or --sweep.")
-        for name, value in {"seeds": self.search.seeds, **self.search.defaults}.items():
+        self.min_steps, epochs, seeds = 0, 3.0, 1
+        if self.sweep is not None or self.seeds not in (None, 1):
+            self.search = read_sweep_file(self.sweep or "fixed", type(self))
+            seeds = self.search.seeds
+            if self.num_train_epochs is None and self.max_steps <= 0:
+                self.min_steps = self.search.min_steps
+            for name in self.given:
+                for other in self.search.settings:
+                    if other == name or {other, name} in EXCLUSIVE:
+                        raise InputError(f"--{name}: --sweep {self.sweep} sets {other}. Remove --{name} or --sweep.")
             # `max_steps` would override the number of epochs that the user chose.
-            if name not in self.given and not (name == "max_steps" and "num_train_epochs" in self.given):
-                setattr(self, name, value)
+            for name, value in self.search.defaults.items():
+                if name not in self.given and not (name == "max_steps" and "num_train_epochs" in self.given):
+                    setattr(self, name, value)
+        self.num_train_epochs = epochs if self.num_train_epochs is None else self.num_train_epochs
+        self.seeds = seeds if self.seeds is None else self.seeds
 
     def varies(self, name: str) -> bool:
         """Whether the runs of a sweep have different values of the flag `name`."""

@@ -41,7 +41,7 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import estimate_mean_interval
 from snugbert.reports.results import RESULTS, format_summary, read_results, write_results
 from snugbert.reports.score_tables import sweep_tables
-from snugbert.trainers.dry_run import as_dry_run
+from snugbert.trainers.dry_run import as_temporary
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_records import (
@@ -321,7 +321,7 @@ class Sweep:
             run = self.plan_run(setting, self.args.seed)
             if setting.keys() - IN_COLUMNS:
                 with tempfile.TemporaryDirectory() as folder:
-                    make_trainer(self.prepared, as_dry_run(run.args, folder)).create_optimizer_and_scheduler(1)
+                    make_trainer(self.prepared, as_temporary(run.args, folder)).create_optimizer_and_scheduler(1)
                 gc.collect()  # a dry run measures the memory
 
     def run_all(self) -> list[SweepRun]:

@@ -32,7 +32,7 @@ from snugbert.progress import format_duration
 from snugbert.reports.pretrained_card import format_results
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.storage.urls import hide_credentials
-from snugbert.trainers.dry_run import as_dry_run, run_dry, shared_folder
+from snugbert.trainers.dry_run import as_temporary, run_dry, shared_folder
 from snugbert.trainers.pretraining.batches import (
     Phase,
     choose_batch_sizes,
@@ -299,7 +299,7 @@ def _check_training(
     models = (model.discriminator, model.generator) if isinstance(model, ElectraPair) else (model,)
     check_disk_space(training_args, [parameter for each in models for parameter in each.parameters()])
     # Creates an optimizer and a schedule without data.
-    args = as_dry_run(training_args, tempfile.gettempdir())
+    args = as_temporary(training_args, tempfile.gettempdir())
     args.report_to, args.eval_strategy = training_args.report_to, IntervalStrategy.NO
     steps = args.max_steps if args.max_steps > 0 else 10**9
     trainer = PretrainingTrainer(model=model, args=args, command_settings=initial_weights)
