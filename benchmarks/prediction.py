@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -98,7 +97,7 @@ def make_ours(model: str, rows: Path, output: Path) -> Callable[[], Rows]:
     predictor = make_predictor(Path(model), args, [values for _, values in read_rows(rows)])
 
     def run() -> Rows:
-        write_predictions(args, data, predictor, Path(model), partial(map, predictor.answer))
+        write_predictions(args, data, predictor, Path(model))
         return _read(output)
 
     return run

@@ -161,13 +161,11 @@ def tokenizer_definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
 
 
-def map_in_order(
-    function: Callable[[Item], Result], items: Iterator[Item], num_workers: int, may_fork: bool = True
-) -> Iterator[Result]:
+def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_workers: int) -> Iterator[Result]:
     """Like `map`, in several processes. A single item, or a call inside a data worker, starts no process.
 
-    `items` are read only a little ahead of the results, so they need not fit into memory. If processes are not forked,
-    `function` must be picklable. `may_fork`: whether they may be, on Linux. A forked process could not use a GPU.
+    `items` are read only a little ahead of the results, so they need not fit into memory. Outside of Linux, `function`
+    must be picklable, because processes are not forked.
     """
     first = list(islice(items, 2))
     items = chain(first, items)
@@ -175,7 +173,7 @@ def map_in_order(
         yield from map(function, items)
         return
     # Forking is fast and shares memory, but on macOS system libraries can crash in the child.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" and may_fork else "spawn")
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(function,)) as executor:
         try:
             pending: deque[Future[Result]] = deque()

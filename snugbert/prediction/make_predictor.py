@@ -31,7 +31,6 @@ def make_predictor(
     folder: Path,
     args: PredictionArguments,
     first_rows: Sequence[Mapping[str, Any]],
-    device: torch.device | None = None,
 ) -> Any:
     """Returns the [`Predictor`] of a fine-tuned model, or the predictor of any other model, with the same methods.
 
@@ -58,7 +57,7 @@ def make_predictor(
     taken = sorted({name for values in first_rows for name in values} & predicted)
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename the column.")
-    device = device or choose_device(args.use_cpu)
+    device = choose_device(args.use_cpu)
     if is_sentence_transformer:
         return reader(args, folder, columns, device)
     settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
@@ -102,7 +101,6 @@ class SentenceTransformerPredictor:
 
     def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str], device: torch.device):
         self.args, self.columns = args, columns
-        self.lengths = np.zeros(4, np.int64)  # as in [`Task`]; stays 0
         self.model = _load_sentence_transformer(self.kind, folder, args, device)
 
     def describe_truncation(self) -> None:

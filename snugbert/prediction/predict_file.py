@@ -2,40 +2,30 @@
 
 The output is complete when `output_file` exists. Until then, the rows are in a file with `.partial` appended to the
 name, and a second file counts them. Run the same command again to continue.
-
-Several processes can predict: one for each GPU, or several on a CPU. Their number does not change the output if the
-number of threads of each process stays the same.
 """
 
 import gc
 import json
 import logging
-import multiprocessing
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from itertools import count, islice, tee
+from collections.abc import Iterator, Mapping
+from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import torch
-from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from snugbert.continuation import check_continuation, make_record
 from snugbert.data.text_lines import ReadingLog
-from snugbert.data.tokenizing import map_in_order
 from snugbert.errors import InputError, format_count
 from snugbert.families.reading import fetch_checkpoint
 from snugbert.files import explaining_failed_writes, lock_file, read_json, write_atomically
 from snugbert.prediction.formats import Format, make_format
 from snugbert.prediction.make_predictor import make_predictor
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import Prediction, choose_device
+from snugbert.prediction.predictor import choose_device
 from snugbert.progress import Progress
 from snugbert.shared_cores import share_cores
 from snugbert.storage.uploads import is_stored, publish_file
@@ -54,7 +44,6 @@ PARTIAL = ".partial"
 START_AGAIN = "Add --overwrite_output_file to start again."
 
 Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
-Answer = Callable[[Iterator[list[Any]]], Iterator[list[Prediction]]]  # the examples of each window -> predictions
 MODEL_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
 # Arguments that change the output.
 SETTINGS = (
@@ -73,35 +62,27 @@ SETTINGS = (
 
 def predict_file(args: PredictionArguments) -> None:
     """Predicts every row of a file. This is `snugbert predict`."""
-    _set_up_process()
+    set_up_logging()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # for reading weights
+    share_cores()
     _check_output(args)  # before the model is loaded
     folder = fetch_checkpoint(str(args.model_name_or_path), **args.hub)
     data = make_format(args)
     rows = [values for _, values in islice(data.read(ReadingLog(args.on_bad_text)), ROWS_TO_INSPECT)]
-    make, num_processes = partial(make_predictor, folder, args, rows), args.num_processes or 1
-    # With several processes, this one only reads rows. A model on the device "meta" has no weights in memory.
-    predictor = make(device=None if num_processes == 1 else torch.device("meta"))
-    answer: Answer = partial(map, predictor.answer)
-    if num_processes > 1:
-        answer = partial(_answer_in_processes, predictor, _Worker(make, num_processes, args.use_cpu), num_processes)
+    if "LOCAL_RANK" in os.environ and torch.accelerator.is_available():
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
+    predictor = make_predictor(folder, args, rows)
     if args.abstain_below is not None:
         print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
     gc.freeze()  # so that the garbage collector skips the modules and the model
-    write_predictions(args, data, predictor, folder, answer)
+    write_predictions(args, data, predictor, folder)
 
 
 def _check_output(args: PredictionArguments) -> None:
     output = _name_output(args)
     if (output.exists() or is_stored(output)) and not args.overwrite_output_file:
         raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
-
-
-def _set_up_process(level: int = logging.INFO) -> None:
-    """Sets up a process that predicts: which messages it logs (from `level` on), and how its threads wait."""
-    set_up_logging(level)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()  # for reading weights
-    share_cores()
 
 
 def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
@@ -113,7 +94,7 @@ def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
     return f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label{correct}."
 
 
-def write_predictions(args: PredictionArguments, data: Format, predictor: Any, folder: Path, answer: Answer) -> None:
+def write_predictions(args: PredictionArguments, data: Format, predictor: Any, folder: Path) -> None:
     """Predicts the rows of the input with a model of a folder, and prints how many per second."""
     output, source = _name_output(args), Path(str(args.input_file))
     # Reading all rows first finds bad rows before hours of work. The number of rows decides where shards begin.
@@ -137,7 +118,7 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: Any, f
         _check_output(args)  # again, because another process may have finished the output
         record = _continue_partial(output, stream, _list_settings(args, folder, source), args.overwrite_output_file)
         rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), shard[0] + record["rows"], shard[1])
-        done = _predict(args, data, stream, answer, _split_into_windows(rows), record, shard)
+        done = _predict(args, data, stream, predictor, _split_into_windows(rows), record, shard)
         publish_file(_partial(output), output)
         _partial(output, ".json").unlink(missing_ok=True)
     seconds = time.monotonic() - start
@@ -189,7 +170,7 @@ def _predict(
     args: PredictionArguments,
     data: Format,
     stream: IO[bytes],
-    answer: Answer,
+    predictor: Any,
     windows: Iterator[list[Row]],
     record: dict[str, Any],
     shard: tuple[int, int],
@@ -200,10 +181,9 @@ def _predict(
     before = record["rows"]
     if before:
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
-    windows, sent = tee(windows)
-    answered = answer([example for _, example in window] for window in sent)
     with Progress("predicting", end - first, "rows", before) as progress:
-        for window, predictions in zip(windows, answered, strict=True):
+        for window in windows:
+            predictions = predictor.answer([example for _, example in window])
             results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
             # Only the first shard has a header, so that the shards can be joined.
             head = data.write_head(results[0]) if first + record["rows"] == 0 else ""
@@ -254,48 +234,3 @@ def _split_into_windows(rows: Iterator[Row]) -> Iterator[list[Row]]:
             window, characters = [], 0
     if window:
         yield window
-
-
-# --- several processes ------------------------------------------------------------------------------------------
-
-
-def _answer_in_processes(
-    reader: Any, worker: "_Worker", num_processes: int, windows: Iterator[list[Any]]
-) -> Iterator[list[Prediction]]:
-    """Yields the predictions of each window. `reader` gets the lengths of texts that the processes count."""
-    try:
-        for predictions, lengths in map_in_order(worker, windows, num_processes, may_fork=False):
-            reader.lengths += lengths
-            yield predictions
-    except BrokenProcessPool as error:
-        raise InputError(
-            "--num_processes: a process ended. If there is no error above, memory probably ran out. To continue, run "
-            "the same command again with fewer processes."
-        ) from error
-
-
-class _Worker:
-    """Predicts windows in a process, and makes the predictor with the first one."""
-
-    def __init__(self, make: Callable[[], Any], num_processes: int, use_cpu: bool):
-        self.make, self.num_processes, self.use_cpu = make, num_processes, use_cpu
-        self.predictor: Any = None
-
-    def __call__(self, examples: list[Any]) -> tuple[list[Prediction], np.ndarray]:
-        """Returns the predictions, and how much the examples add to `lengths`."""
-        if self.predictor is None:
-            self._set_up()
-        before = self.predictor.lengths.copy()
-        return self.predictor.answer(examples), self.predictor.lengths - before
-
-    def _set_up(self) -> None:
-        tqdm.set_lock(threading.RLock())  # the default is a semaphore, which outlives a killed process
-        _, _, number = multiprocessing.current_process().name.rpartition("-")  # processes have consecutive numbers
-        index = int(number) % self.num_processes if number.isdigit() else 0
-        if choose_device(self.use_cpu).type != "cpu":
-            torch.accelerator.set_device_index(index % torch.accelerator.device_count())
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, torch.get_num_threads() // self.num_processes))
-        _set_up_process(logging.INFO if index == 0 else logging.ERROR)  # otherwise each prints the same lines
-        self.predictor = self.make()
-        gc.freeze()

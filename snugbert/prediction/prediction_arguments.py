@@ -46,9 +46,6 @@ class PredictionArguments(HubArguments, ShardArguments):
         range=POSITIVE_SHARE,
     )
     on_bad_text: OnBadText = argument("error", "Rows that cannot be read: error, skip, or replace bytes.")
-    num_processes: int | None = argument(
-        None, "Processes that predict, on a GPU or a share of the cores each. Default: one per GPU.", range=COUNT
-    )
     max_batch_tokens: int = argument(
         4096, "Maximum tokens of a batch. Embedding models and rerankers take 32 texts.", range=COUNT
     )
@@ -60,6 +57,9 @@ class PredictionArguments(HubArguments, ShardArguments):
     overwrite_output_file: bool = argument(False, "Replace --output_file, and partial output from different settings.")
 
     def __post_init__(self):
+        # Each process of torchrun or `accelerate launch` predicts a shard.
+        if {"RANK", "WORLD_SIZE"} <= os.environ.keys() and self.shard == "1/1":
+            self.shard = f"{int(os.environ['RANK']) + 1}/{os.environ['WORLD_SIZE']}"
         super().__post_init__()
         output = Path(self.output_file)
         suffixes = [".jsonl", *({self.input_suffix} - {".jsonl", ".json"})]
@@ -71,15 +71,6 @@ class PredictionArguments(HubArguments, ShardArguments):
         if self.reads_conll and self.max_seq_length is None:
             self.max_seq_length = NerDataArguments.max_seq_length  # as in `snugbert ner`, for the same tags
         check_ranges(self)
-        is_launched = "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
-        if is_launched and self.num_shards == 1:  # all processes would write the same file
-            raise InputError(
-                "--num_processes: `snugbert predict` starts its own processes. Run the command without torchrun or "
-                "accelerate."
-            )
-        if self.num_processes is None:  # launched processes predict one shard each, and share the GPUs
-            alone = self.use_cpu or is_launched
-            self.num_processes = 1 if alone else max(1, torch.accelerator.device_count())
         self.bf16, _ = choose_precision(self.bf16, False, None, torch.cuda.is_available() and not self.use_cpu)
 
     @property

@@ -99,7 +99,6 @@ class Predictor:
         elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:
             raise InputError(f"model: a {class_name} does not fit the task {type(task).__name__}.")
         self.model, self.tokenizer, self.task = loaded.eval(), tokenizer, task.copy()
-        self.lengths = self.task.lengths
         self.columns = [columns] if isinstance(columns, str) else columns or task.given_columns
         self.max_batch_tokens, self.bf16, self.cuda_graphs = max_batch_tokens, bf16, cuda_graphs
         self.intervals: dict[str, Interval] = {}

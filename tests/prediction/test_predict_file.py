@@ -226,6 +226,26 @@ def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, mo
     assert main(arguments) == 2  # the output exists
 
 
+def test_each_process_of_a_launcher_predicts_a_shard(checkpoint, tmp_path, monkeypatch, caplog):
+    model, rows, used = checkpoint("ForSequenceClassification"), [{"text": text} for text in make_texts()], []
+    whole = predict(tmp_path, model, rows, "--max_seq_length", "32")
+    assert "21 of 40 texts (52.5%) are longer than" in caplog.text
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", used.append)
+    files = ["--input_file", str(tmp_path / "rows.jsonl"), "--output_file", str(tmp_path / "out.jsonl")]
+    files += ["--max_seq_length", "32"]
+    for rank in range(3):
+        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 3}.items():
+            monkeypatch.setenv(name, str(value))
+        assert main(["predict", "--model_name_or_path", str(model), *files]) == 0
+    assert used == [0, 1, 0]
+    parts = [read(tmp_path / f"out-0000{rank}-of-00003.jsonl") for rank in range(3)]
+    assert [len(part) for part in parts] == [13, 13, 14]
+    joined = [(row["text"], row["predicted_label"]) for part in parts for row in part]
+    assert joined == [(row["text"], row["predicted_label"]) for row in whole]
+
+
 def test_an_output_that_another_process_writes_in_the_meantime_is_kept(checkpoint, tmp_path, monkeypatch):
     output, make_predictor = tmp_path / "out.jsonl", run.make_predictor
     monkeypatch.setattr(run, "make_predictor", lambda *a, **k: output.touch() or make_predictor(*a, **k))
