@@ -6,6 +6,7 @@ The cache is the folder `snugbert/teachers` in `HF_HOME` or `--cache_dir`. The n
 teacher's weights and configuration, the examples and the precision.
 """
 
+import copy
 import functools
 import logging
 import os
@@ -32,7 +33,6 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.storage.inputs import work_folder
 from snugbert.tasks.base import Sources, Task
 from snugbert.tasks.outputs import Output
-from snugbert.trainers.dry_run import as_temporary
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import distillation_loss
@@ -170,16 +170,22 @@ def prepare_student(
             "--teacher_name_or_path: teacher and student split the text differently. Choose a student with the "
             "teacher's tokenizer."
         )
-    # Arguments of training do not change the teacher, which only predicts.
-    args = as_temporary(args, tempfile.gettempdir())  # Trainer creates the folder
-    args.fp16_full_eval = args.bf16_full_eval = False  # Trainer would change the weights in place
-    args.sweep, args.seeds = None, 1
-    trainer = FineTuningTrainer(task=teacher, args=args)
+    trainer = _make_teacher_trainer(teacher, args)
     digest = hash_model(trainer.model)
     logits = compute_items(trainer, teacher.train_features, digest, model_args.cache_dir)
     student.soft_targets = SoftTargets(digest, logits, np.concatenate([[0], np.cumsum(counts)]))
     trainer.model.to("cpu")  # the student needs the memory of the GPU
     return student
+
+
+def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
+    """Returns a trainer that only predicts. Training arguments do not change the teacher."""
+    args = copy.copy(args)
+    args.push_to_hub, args.report_to = False, []
+    args.output_dir = tempfile.gettempdir()  # Trainer creates the folder, even in a dry run
+    args.fp16_full_eval = args.bf16_full_eval = False  # Trainer would change the weights in place
+    args.sweep, args.seeds = None, 1
+    return FineTuningTrainer(task=teacher, args=args)
 
 
 def compute_items(trainer: FineTuningTrainer, features: Any, teacher: str, cache_dir: str | None) -> np.ndarray:
