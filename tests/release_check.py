@@ -34,7 +34,7 @@ def check_files(dist: Path) -> None:
     A build from the unpacked source archive must give the same bytes, so no file contains a time, user or folder.
     """
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
-    files = [file for pattern in ("*.py", "*.yaml") for file in (ROOT / "snugbert").rglob(pattern)]
+    files = [file for pattern in ("*.py", "*.yaml", "*.md") for file in (ROOT / "snugbert").rglob(pattern)]
     package = {f"snugbert/{path.relative_to(ROOT / 'snugbert')}" for path in files}
     package |= {"snugbert/py.typed", "snugbert_cli.py"}
     name = source.name.removesuffix(".tar.gz")

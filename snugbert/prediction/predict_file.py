@@ -70,7 +70,7 @@ def predict_file(args: PredictionArguments) -> None:
     folder = fetch_checkpoint(str(args.model_name_or_path), **args.hub)
     data = make_format(args)
     rows = [values for _, values in islice(data.read(ReadingLog(args.on_bad_text)), ROWS_TO_INSPECT)]
-    if "LOCAL_RANK" in os.environ and torch.accelerator.is_available():
+    if "LOCAL_RANK" in os.environ and choose_device(args.use_cpu).type != "cpu":
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
     predictor = make_predictor(folder, args, rows)
     if args.abstain_below is not None:

@@ -230,7 +230,7 @@ def test_each_process_of_a_launcher_predicts_a_shard(checkpoint, tmp_path, monke
     model, rows, used = checkpoint("ForSequenceClassification"), [{"text": text} for text in make_texts()], []
     whole = predict(tmp_path, model, rows, "--max_seq_length", "32")
     assert "21 of 40 texts (52.5%) are longer than" in caplog.text
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(run, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "set_device_index", used.append)
     files = ["--input_file", str(tmp_path / "rows.jsonl"), "--output_file", str(tmp_path / "out.jsonl")]
