@@ -209,12 +209,7 @@ def _start_worker(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes already run in parallel
-    end_with_parent()
-
-
-def end_with_parent() -> None:
-    """Lets the main process handle Ctrl-C, and ends this process when the main process ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 

@@ -366,7 +366,7 @@ def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
 def hiding_warnings(name: str | None = None) -> Iterator[None]:
     """Hides the warnings of a logger, or of the root.
 
-    A filter does this, because with a higher level, transformers would list the layers that are not sharded.
+    This is a filter, because raising the logger's level makes transformers list layers that are not sharded.
     """
 
     def is_error(record: logging.LogRecord) -> bool:

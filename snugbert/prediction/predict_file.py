@@ -88,7 +88,7 @@ def _check_output(args: PredictionArguments) -> None:
 def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
     """Describes the effect of abstaining on the validation examples of a calibrated model."""
     if "calibration" not in config:
-        return f"Abstaining below {least:g}. Only models trained with --calibrate store how accurate the rest is."
+        return f"Abstaining below {least:g}. The effect is unknown, because the model was trained without --calibrate."
     coverage, accuracy = read_coverage(config["calibration"], least)
     correct = f", and {accuracy:.1%} of these labels are correct" if coverage else ""
     return f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label{correct}."

@@ -238,7 +238,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def _use_windows(self, windows: tuple[int, int] | None, is_teacher: bool = False) -> None:
         """Sets the length and the windows of texts, unless the user chose them. A teacher keeps its own windows.
 
-        `windows`: see [`get_windows`]. None also for a model that this run trains.
+        `windows`: of a model that this run does not train, see [`get_windows`]. None for other models.
         """
         args, (size, stride) = self.args, windows or (DEFAULT_LENGTH, None)
         if windows is None or not is_teacher:

@@ -32,10 +32,13 @@ def choose_labels(
     The labels come from the task, otherwise from the dataset's class names, otherwise from the training examples,
     sorted. If all training labels are numbers and some have a decimal point, the task is a regression.
 
-    If the checkpoint has the same labels, ignoring case, their order is kept, so that its classifier stays valid.
-    Without a task and training examples, its labels are used. With `distills`, the checkpoint is a teacher. Then your
-    own data may lack some of its labels. All labels in the data keep the data's spelling. `regression`: True for a
-    regression, False for a classification. None: inferred from the labels.
+    Args:
+        checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, ignoring
+            case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
+            examples, these labels are used.
+        regression: True for a regression, False for a classification. None: inferred from the labels.
+        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. All
+            labels in the data keep the data's spelling.
     """
     if regression:
         return None
