@@ -35,9 +35,8 @@ import torch.nn.functional as F
 import transformers
 from functorch.compile import make_boxed_func
 from gpu_batches import PAIR_LENGTHS, draw_lengths, make_pretraining_batches
-from host_time import ALLOCATIONS
 from reporting import format_header, format_line
-from side_by_side import Batch, compile_encoder
+from side_by_side import Batch
 from torch import _inductor as inductor
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.exc import InductorError
@@ -51,6 +50,7 @@ from torch.utils.flop_counter import flop_registry
 from transformers import BertConfig, BertForPreTraining, PreTrainedConfig, PreTrainedModel
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining, kernels_snugbert, modeling_snugbert
+from snugbert.gpu.compilation import compile_model
 from snugbert.trainers.pretraining.training_log import count_sequence_tokens
 
 SIDES = ("SnugBERT", "SnugBERT, compiled", "stock BERT, sdpa")
@@ -89,7 +89,17 @@ LOOKUPS = {"embedding", "index_select", "gather"}  # read no more of their first
 OVERWRITES = {"copy_", "fill_", "zero_"}  # do not read what they change
 CREATIONS = {"new_zeros", "new_full", "zeros_like", "ones_like", "full_like"}  # read no values
 # Start no kernel. The guards of compiled code read floats with torch 2.11. Reading a value of the model is an error.
-FREE = {*ALLOCATIONS, "promote_types", "_local_scalar_dense"}
+FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "lift_fresh",
+    "promote_types",
+    "_local_scalar_dense",
+}
 POINTWISE_SIZE = 2**20  # values. What is smaller than a layer's activations is "other"
 TOKEN_SUM = 2**10  # a sum over more values than a hidden state has is a sum over tokens
 
@@ -377,7 +387,7 @@ def count_step(side: str, batches: dict[str, Batch], layers: int = 12) -> Budget
             model = SnugBertForPreTraining(SnugBertConfig(**fields))
         model.train()
         if side.endswith("compiled"):
-            compile_encoder(model, compiler)
+            compile_model(model, compiler)
         fake = {
             name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
