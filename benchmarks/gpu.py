@@ -46,13 +46,9 @@ from gpu_batches import (
     HEADS,
     LABELS,
     PAIR_LENGTHS,
-    PRETRAINING_HEADS,
-    count_labels,
     draw_lengths,
     make_fine_tuning_batches,
     make_pretraining_batches,
-    make_task_batches,
-    shortest_length,
 )
 from gpu_rows import Rows, measure_rows, parse_piece
 from side_by_side import (
@@ -242,7 +238,7 @@ def pretraining_batches(sizes: Sizes, shape: tuple[int, int]) -> dict[str, list[
     """Returns the batches of a round, for both sides."""
     rng, (size, longest) = np.random.default_rng(0), shape
     count = min(sizes.most_steps, -(-sizes.round_tokens // (size * longest)))
-    lengths = draw_lengths(PAIR_LENGTHS[128 if longest <= 128 else 512], size * count, longest, rng)
+    lengths = draw_lengths(PAIR_LENGTHS, size * count, longest, rng)
     return make_pretraining_batches(lengths, size, sizes.vocabulary, rng)
 
 
@@ -611,7 +607,7 @@ def make_loader(args: argparse.Namespace, head: str) -> Callable[[str, bool], Pr
         torch.compiler.reset()
         model = build(side, work, args)
         if compiled:
-            compile_side(model, args.sizes.backend, dynamic=head not in PRETRAINING_HEADS)
+            compile_side(model, args.sizes.backend, dynamic=head != "PreTraining")
         return model
 
     def load(side: str, compiled: bool) -> PreTrainedModel:
@@ -660,7 +656,7 @@ def place_batches(side: Side, head: str, batches: dict[str, list[Batch]], multip
     own = batches[side.model]
     if side.graphs:
         own = [pad_row(batch, multiple) for batch in own]
-    options = {"detach_logits": True} if side.model == "ours" and head in PRETRAINING_HEADS else {}
+    options = {"detach_logits": True} if side.model == "ours" and head == "PreTraining" else {}
     return [to_device(batch, device) | options for batch in own]
 
 
@@ -819,10 +815,14 @@ class Check:
 
     def __init__(self, args: argparse.Namespace, task: str, compiled: bool):
         sizes, rng = args.sizes, np.random.default_rng(0)
-        lengths = rng.integers(shortest_length(task), sizes.shapes[0][1] + 1, sizes.checked_batch * CHECKED_BATCHES)
-        lengths[0] = shortest_length(task)
-        self.batches = make_task_batches(task, lengths.tolist(), sizes.checked_batch, sizes.vocabulary, rng)
-        config = make_config(sizes, 0.0, num_labels=count_labels(task))
+        shortest = 5 if task == "pretraining" else 2  # pretraining needs words to mask
+        lengths = rng.integers(shortest, sizes.shapes[0][1] + 1, sizes.checked_batch * CHECKED_BATCHES)
+        lengths[0] = shortest
+        shape = (lengths.tolist(), sizes.checked_batch, sizes.vocabulary, rng)
+        self.batches = (
+            make_pretraining_batches(*shape) if task == "pretraining" else make_fine_tuning_batches(task, *shape)
+        )
+        config = make_config(sizes, 0.0, num_labels=LABELS)
         self.work = Work(task, HEADS[task], config, None, {}, {}, steps=1, trains=True)
         self.args = args
         self.ours, self.stock = (build(side, self.work, args) for side in SIDES)

@@ -391,14 +391,28 @@ def _median_rate(amounts: list[int], seconds: list[float]) -> float:
 def time_pairs(work: Work, args: argparse.Namespace) -> dict[str, list[float]]:
     """Measures the seconds of each pair for both sides, without the warmup."""
     runs = {side: make_runner(build(side, work, args), work, args) for side in SIDES}
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    for pair in range(args.warmup + args.pairs):
-        for side in SIDES if pair % 2 else SIDES[::-1]:
-            batches = work.select_batches(side, pair)
-            start = time.perf_counter()
-            runs[side](batches)
-            seconds[side].append(time.perf_counter() - start)
-    return {side: values[args.warmup :] for side, values in seconds.items()}
+
+    def run(side: str, pair: int) -> float:
+        batches = work.select_batches(side, pair)
+        start = time.perf_counter()
+        runs[side](batches)
+        return time.perf_counter() - start
+
+    return {side: seconds[args.warmup :] for side, seconds in take_turns(run, args.warmup + args.pairs).items()}
+
+
+def take_turns(run: Callable[[str, int], Any], rounds: int) -> dict[str, list[Any]]:
+    """Runs both sides in each round, and returns their results. The side that goes first alternates.
+
+    Args:
+        run: runs a side in a round.
+        rounds: number of rounds.
+    """
+    results: dict[str, list[Any]] = {side: [] for side in SIDES}
+    for number in range(rounds):
+        for side in SIDES if number % 2 else SIDES[::-1]:
+            results[side].append(run(side, number))
+    return results
 
 
 def peak_memory(side: str, work: Work, args: argparse.Namespace) -> float:

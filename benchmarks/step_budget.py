@@ -364,7 +364,7 @@ def act_as_cuda() -> ExitStack:
 def draw_batches(pairs: int, longest: int) -> dict[str, Batch]:
     """Draws a batch of sentence pairs with real lengths, packed as `ours` and padded as `stock`."""
     rng = np.random.default_rng(0)
-    lengths = draw_lengths(PAIR_LENGTHS[longest], pairs, longest, rng)
+    lengths = draw_lengths(PAIR_LENGTHS, pairs, longest, rng)
     return {side: batches[0] for side, batches in make_pretraining_batches(lengths, pairs, VOCABULARY, rng).items()}
 
 
