@@ -368,23 +368,21 @@ def draw_batches(pairs: int, longest: int) -> dict[str, Batch]:
     return {side: batches[0] for side, batches in make_pretraining_batches(lengths, pairs, VOCABULARY, rng).items()}
 
 
-def count_step(side: str, batches: dict[str, Batch], layers: int = 12) -> Budget:
+def count_step(side: str, batches: dict[str, Batch]) -> Budget:
     """Counts what a step of BERT base needs.
 
     Args:
         side: one of [`SIDES`].
         batches: from [`draw_batches`].
-        layers: number of layers.
     """
     is_stock = side.startswith("stock")
     batch = batches["stock" if is_stock else "ours"]
     compiler = Compiler()
     with act_as_cuda(), FakeTensorMode() as mode:
-        fields: Any = {"num_hidden_layers": layers, "vocab_size": VOCABULARY}
         if is_stock:
-            model: PreTrainedModel = BertForPreTraining(BertConfig(**fields, attn_implementation="sdpa"))
+            model: PreTrainedModel = BertForPreTraining(BertConfig(attn_implementation="sdpa"))
         else:
-            model = SnugBertForPreTraining(SnugBertConfig(**fields))
+            model = SnugBertForPreTraining(SnugBertConfig())
         model.train()
         if side.endswith("compiled"):
             compile_model(model, compiler)
@@ -447,8 +445,7 @@ def format_row(name: str, need: Need, fastest: float) -> str:
 def main(argv: list[str]) -> None:
     """Prints a table of each size and side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12, help="layers of the model")
-    args = parser.parse_args(argv)
+    parser.parse_args(argv)
     print("# The budget of a step\n\n    python benchmarks/step_budget.py\n")
     print(f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}")
     for pairs, longest in SIZES:
@@ -456,7 +453,7 @@ def main(argv: list[str]) -> None:
         tokens, labels = batches["ours"]["input_ids"].numel(), len(batches["ours"]["label_indices"])
         print(f"\n## {pairs} x {longest}: {tokens:,} tokens, {labels:,} labels")
         for side in SIDES:
-            rows = format_rows(count_step(side, batches, args.layers))
+            rows = format_rows(count_step(side, batches))
             title = f"\n### {side}, {pairs} x {longest}\n"
             print(title, format_header(COLUMNS), *rows, sep="\n", flush=True)
             if (side, pairs) in MEASURED:

@@ -6,16 +6,15 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterable
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from benchmark_files import BENCHMARKS, write_first_lines
+from benchmark_files import BENCHMARKS
 from emulated_graphs import emulated_graphs
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
@@ -26,25 +25,18 @@ from snugbert_cli import main as snugbert_command
 pytestmark = pytest.mark.long
 
 
-def read_results(folder: Path, pieces: Iterable[str]) -> dict[str, dict[str, dict]]:
-    from gpu_table import read_rows
-
-    return {piece: read_rows(folder / f"{piece}.jsonl") for piece in pieces}
-
-
 def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
     """The piece `correctness` runs what a GPU runs, and finds a graph that repeats an earlier batch."""
     import gpu
     import gpu_quick
     import gpu_rows
-    from gpu_table import format_results
+    from gpu_table import format_results, read_rows
 
     class Stale(gpu.CudaGraphs):
         """Always runs the first batch, as a graph that does not copy its inputs."""
 
         def __call__(self, batch):
             self.first = getattr(self, "first", batch)
-            calls.append(batch)
             return super().__call__(self.first)
 
     assert list(gpu_quick.PLAN) == list(gpu.PIECES)
@@ -58,7 +50,7 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
         gpu.main(["steps", *flags])
     for piece in ("products", "profile", "lengths"):
         gpu.main([piece, *flags])
-    results = read_results(tmp_path, gpu.PIECES)
+    results = {piece: read_rows(tmp_path / f"{piece}.jsonl") for piece in gpu.PIECES}
     assert not [row for rows in results.values() for row in rows.values() if "error" in row]
     assert [len(rows) for rows in results.values()] == [1 + 1 + 17, 1 + 3 + 1, 1 + 6, 1 + 2, 1 + 6]
     step = gpu.describe_step(gpu.REHEARSAL, gpu.REHEARSAL.shapes[0])
@@ -88,16 +80,13 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
     ours, stock = (results["steps"][f"pretraining, 4 x 24 | {side}"] for side in ("SnugBERT", "stock sdpa"))
     ratio = np.median(stock["seconds"]) / np.median(ours["seconds"])
     assert re.search(rf"\| pretraining, 4 x 24 \| SnugBERT \| .* \| {ratio:.2f} \|  \| \d\.\d+ \| 0\.\d \|\n", table)
-    assert table.count("(none recorded: the step waits for the GPU at _local_scalar_dense") == 2  # backend "eager"
     assert table.count("| equal |") == 3 + 1 and not re.search("DIFFERENT|REPEATS|Not measured", table)
 
     monkeypatch.setattr(gpu, "CudaGraphs", Stale)
     rows = list(gpu.correctness_rows(rehearsal))[:-1]
     monkeypatch.setitem(gpu.PIECES, "correctness", lambda args: rows)
     (tmp_path / "correctness.jsonl").unlink()
-    calls = []
     gpu.main(["correctness", *flags])
-    assert len(calls) == 2 * (3 + 1) * gpu.CHECKED_BATCHES  # two sides; the third time, a graph is recorded
     lines = [line for line in format_results(tmp_path, gpu.PIECES).splitlines() if "| equal |" in line]
     assert len(lines) == 1 and "SnugBERT, compiled |" in lines[0]
 
@@ -109,21 +98,19 @@ def test_failures_of_gpu_measurements(tmp_path, monkeypatch):
 
     build, errors = gpu.build, [torch.OutOfMemoryError("out of memory"), RuntimeError("CUDA error: illegal address")]
 
-    def another(side, work, settings, **overrides):
+    def another(side, work, args, **overrides):
         if side == "stock" and work.name == "" and errors:
             raise errors.pop(0)
-        return build(side, work, settings, **({"hidden_act": "relu"} if side == "stock" else {}))
+        return build(side, work, args, **({"hidden_act": "relu"} if side == "stock" else {}))
+
+    def step_rows(args):
+        load, sides = gpu.make_loader(args, "PreTraining"), [gpu.STOCK, gpu.STOCK, gpu.EAGER]
+        return ((str(i), partial(gpu.time_pretraining, side, load, (4, 24), args)) for i, side in enumerate(sides))
 
     monkeypatch.setattr(gpu, "build", another)
     monkeypatch.setattr(gpu, "matmul_rate", lambda *args: 1e12)
-    stock = [gpu.STOCK, gpu.STOCK, gpu.EAGER, gpu.STOCK]
-
-    def step_rows(args):
-        load = gpu.make_loader(args, "PreTraining")
-        return ((str(i), partial(gpu.time_pretraining, side, load, (4, 24), args)) for i, side in enumerate(stock))
-
     monkeypatch.setitem(gpu.PIECES, "steps", step_rows)
-    monkeypatch.setitem(gpu.PIECES, "correctness", lambda args: list(gpu.correctness_rows(args))[-2:])
+    monkeypatch.setitem(gpu.PIECES, "correctness", lambda args: list(gpu.correctness_rows(args))[-1:])
     flags = ["--rehearse", "--output_dir", str(tmp_path)]
     with pytest.raises(SystemExit, match="a new process continues"):
         gpu.main(["steps", *flags])
@@ -133,13 +120,11 @@ def test_failures_of_gpu_measurements(tmp_path, monkeypatch):
     gpu.main(["correctness", *flags])
     gpu.main(["lengths", *flags, "--deadline", "-1"])
     rows = read_rows(tmp_path / "steps.jsonl").values()
-    assert [row.get("error", "")[:16] for row in rows] == ["", "OutOfMemoryError", "RuntimeError: CU", "", ""]
+    assert [row.get("error", "")[:16] for row in rows] == ["", "OutOfMemoryError", "RuntimeError: CU", ""]
     table = format_results(tmp_path, gpu.PIECES)
-    assert "- steps: 0: OutOfMemoryError: out of memory\n" in table
-    assert table.count("**DIFFERENT**") == 2 and table.count(": not measured: the time was over") == 1 + 6
-    assert "- products: no rows\n" in table
-    log = (tmp_path / "log.txt").read_text()
-    assert "steps: 0\nTraceback" in log and "in another\n" in log
+    assert "- steps: 0: OutOfMemoryError: out of memory\n" in table and "- products: no rows\n" in table
+    assert table.count("**DIFFERENT**") == 1 and table.count(": not measured: the time was over") == 1 + 6
+    assert "steps: 0\nTraceback" in (tmp_path / "log.txt").read_text()
     assert format_losses([2.5, 2.6]) == "2.500" and "REPEATS" in format_losses([2.5, 2.5])
 
 
@@ -177,22 +162,15 @@ def test_pieces_of_the_gpu_measurements_have_time_limits(tmp_path, monkeypatch, 
     out = tmp_path / "out"
     out.mkdir()
     (out / "profile.jsonl").write_text("of an earlier call, on another card")
-    start = time.monotonic()
     gpu_quick.main(["--output_dir", str(out)])
-    assert 1 <= time.monotonic() - start < 20
     runs = ["products", "correctness", "correctness", "steps", "profile", "lengths"]
     assert (out / "runs").read_text().split() == runs
     child = Path(f"/proc/{(out / 'child').read_text()}/stat")
     assert not child.exists() or child.read_text().split()[2] == "Z"  # killed
     table = (out / "table.md").read_text()
     assert table in capsys.readouterr().out
-    for line in (
-        "products: copy: did not finish",
-        "correctness: 1: crash 1",
-        "correctness: 2: crash 2",
-        "profile: no rows",
-    ):
-        assert f"- {line}\n" in table
+    errors = ["products: copy: did not finish", "correctness: 1: crash 1", "correctness: 2: crash 2"]
+    assert all(f"- {error}\n" in table for error in [*errors, "profile: no rows"])
     assert {path.name for path in out.iterdir()} >= {"compiler-cache.zip"} and not list(out.glob("*.tmp"))
     gpu_quick.main(["--plan"])
     assert re.search(r"\b1 s  products\n  60 s  correctness\n", capsys.readouterr().out)
@@ -233,14 +211,15 @@ def recipe_flags(data_dir, tmp_path) -> list[str]:
     (data / "glue").symlink_to(data_dir / "glue")
     with vocabulary.open() as tokens:
         (data / "tokenizer/vocab.txt").write_text("".join(islice(tokens, 2000)))
-    text = write_first_lines(data_dir / "wikitext2/valid.docs.txt.gz", 300, tmp_path)
-    (data / "books_en/validation.txt.gz").write_bytes(gzip.compress(Path(text).read_bytes()))
+    text = data / "books_en/validation.txt.gz"
+    with gzip.open(data_dir / "wikitext2/valid.docs.txt.gz", "rt") as lines, gzip.open(text, "wt") as file:
+        file.writelines(islice(lines, 300))
     for name in ("adjunct_island", "anaphor_gender_agreement"):
         (data / f"blimp/{name}.jsonl.gz").symlink_to(data_dir / f"blimp/{name}.jsonl.gz")
-    prepare = ["prepare", "--train_file", text, "--tokenizer_name", str(data / "tokenizer")]
+    prepare = ["prepare", "--train_file", str(text), "--tokenizer_name", str(data / "tokenizer")]
     assert snugbert_command([*prepare, "--output_dir", str(data / "corpus")]) == 0
-    folders = {"data_dir": data, "work_dir": tmp_path / "runs", "output_dir": tmp_path / "out"}
-    return ["--rehearse", *chain.from_iterable((f"--{name}", str(folder)) for name, folder in folders.items())]
+    flags = ["--data_dir", str(data), "--work_dir", str(tmp_path / "runs"), "--output_dir", str(tmp_path / "out")]
+    return ["--rehearse", *flags, "--deadline", str(time.monotonic() + 1000)]
 
 
 def test_rehearsal_of_the_recipe(recipe_flags, tmp_path, monkeypatch):
@@ -251,29 +230,19 @@ def test_rehearsal_of_the_recipe(recipe_flags, tmp_path, monkeypatch):
 
     timers = []
 
-    class Timer:
-        """Notes what it would do, and when."""
+    def note_timer(seconds, function, arguments):
+        timers.append((seconds, partial(function, *arguments)))
+        return SimpleNamespace(start=lambda: None, cancel=lambda: None)
 
-        def __init__(self, seconds, function, arguments):
-            timers.append((seconds, partial(function, *arguments)))
-
-        def start(self):
-            pass
-
-        cancel = start
-
-    monkeypatch.setattr(recipe.threading, "Timer", Timer)
+    monkeypatch.setattr(recipe.threading, "Timer", note_timer)
     monkeypatch.setattr(recipe, "EXPECTED", {"rte": 10, "cola": 1e9})
     monkeypatch.setattr(recipe, "SEEDS", {"rte": 1})
     monkeypatch.setattr(recipe, "PART_BYTES", 10**6)
-    later = ["--deadline", str(time.monotonic() + 1000)]
     for piece in recipe.PIECES:
-        recipe.main([piece, *recipe_flags, *later, "--set", "weight_decay=0.2"])
+        recipe.main([piece, *recipe_flags, "--set", "weight_decay=0.2"])
     out, runs = tmp_path / "out", tmp_path / "runs"
     rows = read_rows(out / "rows.jsonl")
-    assert {name: row["error"] for name, row in rows.items() if "error" in row} == {
-        "cola, seed 1": rows["cola, seed 1"]["error"]
-    }
+    assert [name for name, row in rows.items() if "error" in row] == ["cola, seed 1"]
     assert "TimeoutError: it needs about 1000000000.0 s" in rows["cola, seed 1"]["error"]
     assert len(rows["speed"]["seconds_per_step"]) == 3 and rows["speed"]["overhead"] > 0
     run = rows["training"]
@@ -321,7 +290,6 @@ def test_steps_of_the_recipe():
     fits = 40 + recipe.SECONDS_OF_GRAPHS + 1000 * (0.015 + 0.001 * recipe.SECONDS_PER_PASS)
     assert recipe.choose_steps(speed, [0.75, 0.25], 10, fits + 0.001) == 1000
     assert recipe.choose_steps(speed, [0.75, 0.25], 10, 0) == 1
-    assert recipe.read_shares({"phases": "64:50%:mlm, 128 : 30.5 % ,256:19.5%"}) == [0.5, 0.305, 0.195]
     rates = {5: 1, 10: 100, 15: 200, 20: 100, 25: 1, 30: 50}  # step -> tokens per second; a step has 10 tokens
     lines = [{"step": step, "tokens": 10 * step, "tokens_per_second": rate} for step, rate in rates.items()]
     assert recipe.average_seconds(lines, [20, 10]) == [(50 / 200 + 50 / 100) / 10, 50 / 50 / 5]
@@ -343,15 +311,13 @@ def test_the_recipe_runs_its_pieces(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_recipe, "__file__", str(tmp_path / "gpu_recipe.py"))
     for module in (gpu_quick, gpu_recipe):
         monkeypatch.setattr(module, "REPOSITORY", tmp_path)
-    monkeypatch.setattr(gpu_recipe, "PLAN", dict.fromkeys(gpu_recipe.PLAN, 20))
     (tmp_path / "corpus").mkdir()
     out = tmp_path / "out"
     flags = ["--data_dir", str(tmp_path), "--output_dir", str(out)]
     gpu_recipe.main([*flags, "--seed", "7", "--set", "learning_rate=1e-3", "optim=muon"])
-    log = [line.split() for line in (out / "log.txt").read_text().splitlines()]
-    assert [line[1] for line in log] == ["training", "scores", "finetuning"]
-    assert all(line[line.index("--seed") + 1] == "7" for line in log)
-    assert all(line[line.index("--set") + 1 :][:2] == ["learning_rate=1e-3", "optim=muon"] for line in log)
+    log = (out / "log.txt").read_text().splitlines()
+    assert [line.split()[1] for line in log] == ["training", "scores", "finetuning"]
+    assert all("--set learning_rate=1e-3 optim=muon " in line and " --seed 7 " in line for line in log)
     table = (out / "table.md").read_text()
     assert table in capsys.readouterr().out and "| finetuning | 61.0 | 61.0 | 0.0 |" in table
     assert {path.name for path in out.iterdir()} == {"rows.jsonl", "log.txt", "table.md", "compiler-cache.zip"}
@@ -364,18 +330,17 @@ def test_compiler_cache_of_gpu_measurements(tmp_path, monkeypatch):
     import gpu_quick
 
     rng, folder = np.random.default_rng(0), tmp_path / "cache"
-    sizes = {"triton/0/a/k.cubin": 30, "fxgraph/ab/key/graph": 50, "aotautograd/key/entry": 40, "ab/x.best_config": 9}
+    sizes = {"fxgraph/ab/key/graph": 50, "aotautograd/key/entry": 40, "ab/x.best_config": 9, "triton/0/a/k.cubin": 30}
     for name, size in sizes.items():
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_bytes(rng.bytes(1000 * size))
     for limit, kept in ((200_000, 4), (120_000, 3), (95_000, 2)):
         monkeypatch.setattr(gpu_quick, "CACHE_BYTES", limit)
         gpu_quick.pack_cache(folder, tmp_path / f"{limit}.zip")
-        gpu_quick.unpack_cache(tmp_path / f"{limit}.zip", tmp_path / str(limit))
-        files = {str(path.relative_to(tmp_path / str(limit))) for path in (tmp_path / str(limit)).rglob("*.*")}
-        found = [name for name in sizes if (tmp_path / str(limit) / name).exists()]
-        assert len(found) == kept and len(files) <= kept and (limit == 200_000) == ("triton/0/a/k.cubin" in found)
-        assert all((tmp_path / str(limit) / name).read_bytes() == (folder / name).read_bytes() for name in found)
+        unpacked = tmp_path / str(limit)
+        gpu_quick.unpack_cache(tmp_path / f"{limit}.zip", unpacked)
+        found = {str(path.relative_to(unpacked)): path.read_bytes() for path in unpacked.rglob("*") if path.is_file()}
+        assert found == {name: (folder / name).read_bytes() for name in [*sizes][:kept]}
     gpu_quick.unpack_cache(tmp_path / "missing.zip", tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -390,21 +355,15 @@ def test_kernels_of_gpu_measurements():
         "void at::native::multi_tensor_apply_kernel<at::native::FusedOptimizerTensorListMetadata<4>, Adam": "AdamW",
         "void at::native::(anonymous namespace)::masked_scale_kernel<c10::BFloat16, float>": "pointwise",
         "void at::native::(anonymous namespace)::compute_grad_weight<float, float, long>": "embeddings",
-        "void at::native::(anonymous namespace)::krn_partials_per_segment<long>": "embeddings",
         "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<c10::BFloat16, at::native:": "sums",
-        "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda": "casts and copies",
         "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cud": "casts and copies",
         "nvjet_sm90_tst_192x96_64x5_1x2_h_bz_NTT": "matrix products",
         "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>": "matrix products",
         "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_trai": "attention",
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80": "attention",
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x64x64_4x1x1": "attention",
         "triton_per_fused_add_native_dropout_native_layer_norm_0": "compiled, with sums",
         "triton_poi_fused_gelu_1": "compiled, pointwise",
-        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>": "pointwise",
-        "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<c10::BFloat16>": "pointwise",
         "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float>": "vocabulary",
-        "void at::native::(anonymous namespace)::embedding_backward_feature_kernel": "embeddings",
         "spin": "other",
     }
     assert {name: gpu.classify(name) for name in names} == names
@@ -423,28 +382,11 @@ def test_kernels_of_gpu_measurements():
     row = {"classes": classes, "kernels": kernels, "ms": 6.5, "busy": 0.5, "waits": {"step.py:3": 2.0}}
     works = ("pretraining, 4 x 24 | SnugBERT", "pretraining, 256 x 128 | SnugBERT, compiled, graphs")
     table = format_profiles(dict.fromkeys(works, row))
-    budget = [line.split(" | ") for line in (BENCHMARKS / "results/step_budget.md").read_text().splitlines()]
-    start = budget.index(["### SnugBERT, compiled, 256 x 128"])
-    gigabytes, *_, least = next(line for line in budget[start:] if line[0] == "| matrix products")[2:]
-    products = f"3.00, 5 [{gigabytes} GB, {least.removesuffix(' |')}]"
-    for line in (f"| matrix products | 3.00, 5 | {products} |", "- 2.00 ms, 4: `nvjet_a`"):
-        assert f"\n{line}\n" in table
-    everything, clipping = (
-        next(line for line in budget[start:] if line[0] == f"| {name}") for name in ("all", "clipping")
-    )
-    total = float(everything[2]) - float(clipping[2])
+    _, section = (BENCHMARKS / "results/step_budget.md").read_text().split("### SnugBERT, compiled, 256 x 128\n")
+    budget = {line.split(" | ")[0]: line.rstrip(" |").split(" | ") for line in reversed(section.splitlines())}
+    gigabytes, least = budget["| matrix products"][2], budget["| matrix products"][-1]
+    assert f"\n| matrix products | 3.00, 5 | 3.00, 5 [{gigabytes} GB, {least}] |\n" in table
+    total = float(budget["| all"][2]) - float(budget["| clipping"][2])
     found = float(table.split("| all kernels | 3.25, 6 | 3.25, 6 [")[1].split(" GB, ")[0])
     assert found == pytest.approx(total, abs=0.06)  # a sum of rounded numbers
-    assert table.endswith("- 2.0 waits at step.py:3")
-
-
-def test_lengths_of_gpu_measurements():
-    import gpu_batches
-
-    rng = np.random.default_rng(0)
-    drawn = gpu_batches.draw_lengths(gpu_batches.GLUE_LENGTHS["rte"], 10_000, 120, rng)
-    expected = np.minimum(gpu_batches.GLUE_LENGTHS["rte"], 120)
-    assert np.abs(np.percentile(drawn, range(5, 100, 5)) - expected[1:-1]).max() < 3
-    for count in (1, 2, 3, 4, 5, 9):
-        example = gpu_batches.make_example(count, 300, rng)
-        assert len(example["input_ids"]) == len(example["token_type_ids"]) == count
+    assert "\n- 2.00 ms, 4: `nvjet_a`\n" in table and table.endswith("- 2.0 waits at step.py:3")

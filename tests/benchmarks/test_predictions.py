@@ -3,13 +3,10 @@
 from pathlib import Path
 
 import family_checkpoints
-import numpy as np
 import pytest
 from markdown_tables import cells
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-
-from snugbert.families.conversion import convert_model
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 LABELS = {0: "negative", 1: "positive"}
@@ -55,14 +52,3 @@ def test_prediction(models, data_dir, monkeypatch, capsys):
     monkeypatch.setattr(prediction, "TOLERANCE", 0)
     with pytest.raises(SystemExit, match=r"scores differ by .* Not measured\."):
         prediction.main(argv)
-
-
-def test_the_pipeline_embeds_like_sentence_transformers(models, tmp_path):
-    import prediction
-
-    texts = ["a", "a longer text", "many words " * 100]
-    model = SentenceTransformer(str(models / "embedder"))
-    assert len(model.tokenizer(texts[2])["input_ids"]) > model.max_seq_length
-    convert_model(models / "embedder", tmp_path / "stock", "bert")
-    found = list(prediction.make_extractor(tmp_path / "stock", batch_size=3)(iter(texts)))
-    np.testing.assert_allclose(found, model.encode(texts), atol=1e-5)
