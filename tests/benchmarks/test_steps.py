@@ -1,13 +1,16 @@
-"""Measurements of steps, memory and FLOPs. Sides that do not compute the same are not measured."""
+"""Measurements of steps, memory, FLOPs and predictions. Sides that do not compute the same are not measured."""
 
 import sys
 
+import family_checkpoints
 import forked
 import pytest
 import torch
 from benchmark_files import BENCHMARKS
 from markdown_tables import cells
 from parity import ours_and_stock, packed, ragged_batch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForTokenClassification, DebertaV2Config, RobertaConfig
 
@@ -82,7 +85,7 @@ def test_the_family(little_data, capsys, monkeypatch):
     assert [*read_rows(capsys)] == [f"{name}, {work}, bfloat16" for name in models for work in ("step", "inference")]
 
 
-def test_flops_equal_torchs_count_and_a_count_by_hand():
+def test_flops_equal_torchs_count():
     from side_by_side import needed_flops
 
     # Without padding, and with every token of the last layer needed, stock BERT computes nothing extra.
@@ -94,38 +97,18 @@ def test_flops_equal_torchs_count_and_a_count_by_hand():
     config = SnugBertConfig(**sizes, num_hidden_layers=3)
     assert needed_flops("TokenClassification", config, batch) == counter.get_total_flops()
 
-    # One layer, H = 8, inner 24, sequences of 3 and 2 tokens, one label in the first.
-    config = SnugBertConfig(**sizes, num_hidden_layers=1)
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
-    labels = torch.tensor([[-100, 9, -100], [-100, -100, -100]])
-    keys_and_values = 5 * 2 * (2 * 8 * 8)
-    # [CLS] and the label of the first sequence, [CLS] of the second: query, output, feed-forward.
-    queries = 3 * 2 * (8 * 8 + 8 * 8 + 8 * 24 + 24 * 8)
-    attention = 2 * 2 * (2 * 8 * 3) + 2 * (2 * 8 * 2)  # scores and sums, over 3 tokens and over 2
-    heads = 2 * (8 * 8 + 8 * 50) + 2 * 2 * (8 * 8 + 8 * 2)
-    batch = {"attention_mask": mask, "labels": labels}
-    assert needed_flops("PreTraining", config, batch) == keys_and_values + queries + attention + heads
-    queries = 2 * 2 * (8 * 8 + 8 * 8 + 8 * 24 + 24 * 8)
-    attention = 2 * (2 * 8 * 3) + 2 * (2 * 8 * 2)
-    heads = 2 * 2 * (8 * 8 + 8 * 5)
-    assert needed_flops("SequenceClassification", config, batch) == keys_and_values + queries + attention + heads
 
-
-@pytest.mark.parametrize(
-    ("head", "trains"), [("PreTraining", True), ("SequenceClassification", False), ("QuestionAnswering", True)]
-)
-def test_sides_that_differ_are_not_measured(head, trains, monkeypatch):
+@pytest.mark.parametrize("trains", [True, False])
+def test_sides_that_differ_are_not_measured(trains, monkeypatch):
     import side_by_side
 
-    ours, _ = ours_and_stock(f"For{head}")
-    batch = ragged_batch(f"For{head}")
+    ours, _ = ours_and_stock("ForSequenceClassification")
+    batch = ragged_batch("ForSequenceClassification")
     if not trains:
         del batch["labels"]
     checked = {"ours": packed(batch) if trains else batch, "stock": batch}
-    work = side_by_side.Work("it", head, ours.config, ours.state_dict(), {}, checked, 1, trains)
-    args = side_by_side.argument_parser(None, trains).parse_args([])
-    side_by_side.check_agreement(work, args)
-
+    fields = ("SequenceClassification", ours.config, ours.state_dict(), {}, checked)
+    work, args = side_by_side.Work("it", *fields, 1, trains), side_by_side.argument_parser(None, trains).parse_args([])
     build = side_by_side.build
 
     def another(side, work, args, **overrides):
@@ -137,3 +120,36 @@ def test_sides_that_differ_are_not_measured(head, trains, monkeypatch):
     monkeypatch.setattr(side_by_side, "build", another)
     with pytest.raises(SystemExit, match=r"it: .* of ours and stock differ by .* in float32\. Not measured"):
         side_by_side.check_agreement(work, args)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_prediction(data_dir, tmp_path, monkeypatch, capsys):
+    import prediction
+
+    labels = {"classifier": ["negative", "positive"], "tagger": ["O", "B-PER", "I-PER"], "plain": ["LABEL_0"]}
+    heads = ("ForSequenceClassification", "ForTokenClassification", "Model")
+    for (name, names), head in zip(labels.items(), heads, strict=True):
+        fields = {"id2label": dict(enumerate(names)), "label2id": {label: index for index, label in enumerate(names)}}
+        # Large weights, so that labels are not decided by rounding.
+        family_checkpoints.write_checkpoint(tmp_path / name, "bert", head, initializer_range=0.2, **fields)
+    encoder = Transformer(str(tmp_path / "plain"))
+    pooling = Pooling(encoder.get_embedding_dimension(), "mean")
+    SentenceTransformer(modules=[encoder, pooling]).save_pretrained(str(tmp_path / "embedder"))
+    monkeypatch.setattr(prediction, "MOST_CHARACTERS", 200)  # the tiny vocabulary has a token per character
+    argv = ["--glue_dir", str(data_dir / "glue"), "--squad_file", str(data_dir / "squad/dev-v1.1.jsonl.gz")]
+    for name in ("classifier", "tagger", "embedder"):
+        argv += [f"--{name}", str(tmp_path / name)]
+    argv += ["--max_rows", "5", "--rounds", "1"]
+    prediction.main(argv)
+    _, *rows = cells(capsys.readouterr().out)
+    assert [row[0] for row in rows] == [
+        "classifier, SST-2",
+        "entities, paragraphs",
+        "embeddings, paragraphs",
+        "embeddings, paragraphs, next to sentence-transformers",
+    ]
+    for row in rows:
+        assert row[1] == "5" and row[5] == "0" and float(row[2].split()[0]) > 0 and float(row[6]) < 1e-4
+    monkeypatch.setattr(prediction, "TOLERANCE", 0)
+    with pytest.raises(SystemExit, match=r"scores differ by .* Not measured\."):
+        prediction.main(argv)
