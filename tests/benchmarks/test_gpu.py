@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.long
 
 
 def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
-    """The piece `correctness` runs what a GPU runs, and finds a graph that repeats an earlier batch."""
+    """All pieces in this process. `correctness` finds a graph that repeats an earlier batch."""
     import gpu
     import gpu_quick
     import gpu_rows
@@ -39,17 +40,21 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
             self.first = getattr(self, "first", batch)
             return super().__call__(self.first)
 
+    def run_piece(piece, command, *_):
+        with emulated_graphs() if piece in ("correctness", "steps") else nullcontext():
+            gpu.main(command[1:])
+
     assert list(gpu_quick.PLAN) == list(gpu.PIECES)
     rehearsal = gpu.parse_arguments(["correctness", "--rehearse"])
     monkeypatch.setattr(gpu, "matmul_rate", lambda *args: 1e12)
     for module in (gpu, gpu_rows):  # collecting takes a tenth of a second after each row
         monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: None))
+    monkeypatch.setattr(gpu_quick, "PLAN", dict.fromkeys(gpu.PIECES, 1000))
+    monkeypatch.setattr(gpu_quick, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(gpu_quick, "run_piece", run_piece)
+    (tmp_path / "profile.jsonl").write_text("of an earlier call, on another card")
     flags = ["--rehearse", "--output_dir", str(tmp_path)]
-    with emulated_graphs():
-        gpu.main(["correctness", *flags])
-        gpu.main(["steps", *flags])
-    for piece in ("products", "profile", "lengths"):
-        gpu.main([piece, *flags])
+    gpu_quick.main(flags)
     results = {piece: read_rows(tmp_path / f"{piece}.jsonl") for piece in gpu.PIECES}
     assert not [row for rows in results.values() for row in rows.values() if "error" in row]
     assert [len(rows) for rows in results.values()] == [1 + 1 + 17, 1 + 3 + 1, 1 + 6, 1 + 2, 1 + 6]
@@ -65,7 +70,7 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
     before = (tmp_path / "steps.jsonl").read_text()
     gpu.main(["steps", *flags])
     assert (tmp_path / "steps.jsonl").read_text() == before
-    table = format_results(tmp_path, gpu.PIECES)
+    table = (tmp_path / "table.md").read_text()
     ours, stock = (results["steps"][f"pretraining, 4 x 24 | {side}"] for side in ("SnugBERT", "stock sdpa"))
     ratio = np.median(stock["seconds"]) / np.median(ours["seconds"])
     assert re.search(rf"\| pretraining, 4 x 24 \| SnugBERT \| .* \| {ratio:.2f} \|  \| \d\.\d+ \| 0\.\d \|\n", table)
@@ -113,52 +118,35 @@ def test_failures_of_gpu_measurements(tmp_path):
     assert format_losses([2.5, 2.6]) == "2.500" and "REPEATS" in format_losses([2.5, 2.5])
 
 
-GPU_PIECES = """
-import json, pathlib, subprocess, sys, time
-piece, folder = sys.argv[1], pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1])
-with (folder / "runs").open("a") as file:
-    file.write(piece + "\\n")
-runs = (folder / "runs").read_text().split().count(piece)
-def write(name, **row):
-    with (folder / f"{piece}.jsonl").open("a") as file:
-        file.write(json.dumps({"row": name, **row}) + "\\n")
-if piece == "products":  # hangs, and so does its child
-    write("device", machine={"device": "none"}, bfloat16_flops=1e12)
-    write("copy", error="did not finish")
-    child = subprocess.Popen(["sleep", "100"])
-    (folder / "child").write_text(str(child.pid))
-    time.sleep(100)
-if piece == "correctness":  # crashes after a row, and finishes in the second process
-    write(str(runs), error=f"crash {runs}")
-    sys.exit(runs == 1)
-sys.exit(piece == "steps")  # crashes before any row
+HANGS = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen(["sleep", "100"])
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+time.sleep(100)
+"""
+CRASHES_ONCE = """
+import sys
+with open(sys.argv[1], "a") as file:
+    file.write("row\\n")
+    sys.exit(file.tell() == 4)
 """
 
 
-def test_pieces_of_the_gpu_measurements_have_time_limits(tmp_path, monkeypatch, capsys):
-    """A piece that hangs is killed with its processes, one that crashes continues, and the others run."""
+def test_pieces_of_the_gpu_measurements_have_time_limits(tmp_path, monkeypatch):
+    """A piece that hangs is killed with its processes, and one that crashes continues if it added a row."""
     import gpu_quick
 
-    (tmp_path / "gpu.py").write_text(GPU_PIECES)
-    monkeypatch.setattr(gpu_quick, "__file__", str(tmp_path / "gpu_quick.py"))
-    monkeypatch.setattr(gpu_quick, "REPOSITORY", tmp_path)
     monkeypatch.setattr(gpu_quick, "SHORTEST", 0)
-    monkeypatch.setattr(gpu_quick, "PLAN", dict.fromkeys(gpu_quick.PLAN, 60) | {"products": 1})
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "profile.jsonl").write_text("of an earlier call, on another card")
-    gpu_quick.main(["--output_dir", str(out)])
-    runs = ["products", "correctness", "correctness", "steps", "profile", "lengths"]
-    assert (out / "runs").read_text().split() == runs
-    child = Path(f"/proc/{(out / 'child').read_text()}/stat")
+
+    def run(code: str, name: str, seconds: float) -> str:
+        file = tmp_path / name
+        gpu_quick.run_piece(name, ["-c", code, str(file)], file, time.monotonic() + seconds, tmp_path)
+        return file.read_text() if file.exists() else ""
+
+    child = Path(f"/proc/{run(HANGS, 'hangs', 3)}/stat")
+    assert run(CRASHES_ONCE, "crashes", 60) == "row\nrow\n"
+    assert run("raise SystemExit(1)", "no rows", 60) == ""
     assert not child.exists() or child.read_text().split()[2] == "Z"  # killed
-    table = (out / "table.md").read_text()
-    assert table in capsys.readouterr().out
-    errors = ["products: copy: did not finish", "correctness: 1: crash 1", "correctness: 2: crash 2"]
-    assert all(f"- {error}\n" in table for error in [*errors, "profile: no rows"])
-    assert {path.name for path in out.iterdir()} >= {"compiler-cache.zip"} and not list(out.glob("*.tmp"))
-    gpu_quick.main(["--plan"])
-    assert re.search(r"\b1 s  products\n  60 s  correctness\n", capsys.readouterr().out)
 
 
 def test_the_gpu_measurements_fit_into_their_time():

@@ -24,9 +24,8 @@ def test_both_sides_of_a_pretraining_run_learn_the_same(data_dir, minilm, tmp_pa
     argv += ["--config_overrides", "hidden_dropout_prob=0,attention_probs_dropout_prob=0", "--max_seq_length", "32"]
     argv += ["--max_steps", "4", "--eval_steps", "2", "--logging_steps", "1", "--per_device_train_batch_size", "8"]
     argv += ["--max_eval_samples", "20", "--learning_rate", "1e-3", "--use_cpu", "--output_dir", str(tmp_path)]
-    monkeypatch.setattr(
-        pretraining_run.subprocess, "run", lambda command, check: pretraining_run.main(command[2:])
-    )  # in this process
+    # In this process.
+    monkeypatch.setattr(pretraining_run.subprocess, "run", lambda command, check: pretraining_run.main(command[2:]))
     pretraining_run.main(argv)
     table = capsys.readouterr().out
     logs = {
@@ -55,7 +54,7 @@ def test_both_sides_of_a_finetuning_job_do_the_same_work(little_data, tiny_model
     import finetuning_run
     import stock_finetuning
 
-    results = {}
+    measure, results = finetuning_run.run, {}
 
     def run(command, **process):
         """Runs a side in this process."""
@@ -69,7 +68,6 @@ def test_both_sides_of_a_finetuning_job_do_the_same_work(little_data, tiny_model
         results[name, side] = measure(side, name, seed, args)
         return results[name, side]
 
-    measure = finetuning_run.run
     monkeypatch.setattr(finetuning_run, "run", note)
     monkeypatch.setattr(finetuning_run.subprocess, "run", run)
     monkeypatch.setattr(BertForQuestionAnswering, "forward", without_padding(BertForQuestionAnswering.forward))
