@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+import zipfile
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
@@ -17,6 +18,7 @@ import pytest
 import torch
 from benchmark_files import BENCHMARKS
 from emulated_graphs import emulated_graphs
+from markdown_tables import cells
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 from snugbert import SnugBertConfig
@@ -53,9 +55,13 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_quick, "REPOSITORY", tmp_path)
     monkeypatch.setattr(gpu_quick, "run_piece", run_piece)
     (tmp_path / "profile.jsonl").write_text("of an earlier call, on another card")
+    kernel = tmp_path / "build/compiler-cache/fxgraph/key"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text("compiled")
     flags = ["--rehearse", "--output_dir", str(tmp_path)]
     gpu_quick.main(flags)
     results = {piece: read_rows(tmp_path / f"{piece}.jsonl") for piece in gpu.PIECES}
+    assert zipfile.ZipFile(tmp_path / "compiler-cache.zip").read("fxgraph/key") == b"compiled"
     assert not [row for rows in results.values() for row in rows.values() if "error" in row]
     assert [len(rows) for rows in results.values()] == [1 + 1 + 17, 1 + 3 + 1, 1 + 6, 1 + 2, 1 + 6]
     step, config = gpu.describe_step(gpu.REHEARSAL, gpu.REHEARSAL.shapes[0]), SnugBertConfig.from_size("tiny")
@@ -66,10 +72,7 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
     ragged = gpu.Step(3, 24, 40, 5, torch.tensor([0, 24, 31, 40], dtype=torch.int32))
     assert 0 < gpu.time_packed_attention(ragged, config, rehearsal, gpu.attend_scattered)["distance"] < 0.01
 
-    # Rows are not repeated. Ratios are to stock BERT on the same work.
-    before = (tmp_path / "steps.jsonl").read_text()
-    gpu.main(["steps", *flags])
-    assert (tmp_path / "steps.jsonl").read_text() == before
+    # Ratios are to stock BERT on the same work.
     table = (tmp_path / "table.md").read_text()
     ours, stock = (results["steps"][f"pretraining, 4 x 24 | {side}"] for side in ("SnugBERT", "stock sdpa"))
     ratio = np.median(stock["seconds"]) / np.median(ours["seconds"])
@@ -273,26 +276,6 @@ def test_steps_of_the_recipe():
     assert recipe.average_seconds(lines, [20, 10]) == [(50 / 200 + 50 / 100) / 10, 50 / 50 / 5]
 
 
-def test_compiler_cache_of_gpu_measurements(tmp_path, monkeypatch):
-    """It comes back as it was. Without room for all, graphs are kept, then small files."""
-    import gpu_quick
-
-    rng, folder = np.random.default_rng(0), tmp_path / "cache"
-    sizes = {"fxgraph/ab/key/graph": 50, "ab/x.best_config": 9, "triton/0/a/k.cubin": 30}
-    for name, size in sizes.items():
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_bytes(rng.bytes(1000 * size))
-    for limit, kept in ((200_000, 3), (70_000, 2)):
-        monkeypatch.setattr(gpu_quick, "CACHE_BYTES", limit)
-        gpu_quick.pack_cache(folder, tmp_path / f"{limit}.zip")
-        unpacked = tmp_path / str(limit)
-        gpu_quick.unpack_cache(tmp_path / f"{limit}.zip", unpacked)
-        found = {str(path.relative_to(unpacked)): path.read_bytes() for path in unpacked.rglob("*") if path.is_file()}
-        assert found == {name: (folder / name).read_bytes() for name in [*sizes][:kept]}
-    gpu_quick.unpack_cache(tmp_path / "missing.zip", tmp_path / "new")
-    assert list((tmp_path / "new").iterdir()) == []
-
-
 def test_kernels_of_gpu_measurements():
     """The names are from an H100."""
     import gpu
@@ -316,13 +299,12 @@ def test_kernels_of_gpu_measurements():
     products, others = {"matrix products": [3.0, 5.0]}, ("attention", "compiled, with sums", "AdamW", "sums", "other")
     assert classes == products | dict(zip(others, [[0.25, 1], [0.2, 1], [0.15, 1], [0.1, 1], [0.05, 1]], strict=True))
     row = {"classes": classes, "kernels": kernels, "ms": 6.5, "busy": 0.5, "waits": {"step.py:3": 2.0}}
-    works = ("pretraining, 4 x 24 | SnugBERT", "pretraining, 256 x 128 | SnugBERT, compiled, graphs")
-    table = format_profiles(dict.fromkeys(works, row))
+    table = format_profiles({"pretraining, 256 x 128 | SnugBERT, compiled, graphs": row})
     _, section = (BENCHMARKS / "results/step_budget.md").read_text().split("### SnugBERT, compiled, 256 x 128\n")
-    budget = {line.split(" | ")[0]: line.rstrip(" |").split(" | ") for line in reversed(section.splitlines())}
-    gigabytes, least = budget["| matrix products"][2], budget["| matrix products"][-1]
-    assert f"\n| matrix products | 3.00, 5 | 3.00, 5 [{gigabytes} GB, {least}] |\n" in table
-    total = float(budget["| all"][2]) - float(budget["| clipping"][2])
-    found = float(table.split("| all kernels | 3.75, 10 | 3.75, 10 [")[1].split(" GB, ")[0])
+    budget = {row[0]: row[1:] for row in reversed(cells(section))}
+    gigabytes, least = budget["matrix products"][1], budget["matrix products"][-1]
+    assert f"\n| matrix products | 3.00, 5 [{gigabytes} GB, {least}] |\n" in table
+    total = float(budget["all"][1]) - float(budget["clipping"][1])
+    found = float(table.split("| all kernels | 3.75, 10 [")[1].split(" GB, ")[0])
     assert found == pytest.approx(total, abs=0.06)  # a sum of rounded numbers
     assert "\n- 2.00 ms, 4: `nvjet" in table and table.endswith("- 2.0 waits at step.py:3")

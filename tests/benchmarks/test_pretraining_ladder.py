@@ -14,6 +14,8 @@ from markdown_tables import cells
 from snugbert import SnugBertTokenizer
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.cli.parser import parse_arguments
+from snugbert.data.corpus.preparation import prepare_corpus
+from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main as snugbert_command
 
@@ -127,6 +129,18 @@ def test_a_ladder_continues_and_compares(material, tmp_path, monkeypatch, capsys
     recipes[0].write_text("# Pairs.\n" + SETTINGS.replace("1e-2", "2e-2"))
     with pytest.raises(SystemExit, match=r"pairs\.yaml: .* has runs of this recipe with other settings"):
         pretraining_ladder.main(argv)
+
+
+def test_passes_are_epochs(material, tmp_path):
+    from pretraining_ladder import parse_arguments, plan_runs, read_recipe
+
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"# What.\n{SETTINGS}no_nsp: true\n")
+    args = parse_arguments([*material, "--recipe", str(file), "--output_dir", str(tmp_path), "--passes", "6"])
+    tokenizer = SnugBertTokenizer.from_pretrained(args.tokenizer_name)
+    corpus = prepare_corpus(args.train_file, tokenizer, tmp_path / "corpus", show_progress=False)
+    steps, has_pairs = plan_runs(read_recipe(file, args), args)
+    assert abs(steps - 6 * len(PretrainingDataset(corpus, tokenizer, 32, "mlm")) / 8) <= 1 and not has_pairs
 
 
 def test_recipes_with_other_tokenizers_are_compared_in_bits_per_character(tmp_path):

@@ -1,4 +1,4 @@
-"""A training step on a GPU needs no more kernels, bytes and FLOPs than before, and fits a CUDA graph."""
+"""A training step on a GPU needs no more kernels, bytes and FLOPs than before, and no tensor on the CPU."""
 
 import warnings
 
@@ -76,62 +76,34 @@ def test_bytes_and_flops_of_operators_are_counted():
     assert budget["embeddings"] == step_budget.Need(1, 2 * 8 + 2 * 4 * 2 * 768)
 
 
-class Recorder(TorchDispatchMode):
-    """Records each operator with the shapes of its tensors and with its other arguments."""
+class Devices(TorchDispatchMode):
+    """Notes the devices of all tensors."""
 
     def __init__(self):
         super().__init__()
-        self.calls = []
-        self.devices = set()
+        self.found = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         output = func(*args, **kwargs or {})
-        everything = (args, kwargs or {}, output)
-        self.calls.append((str(func), tree_map_only(torch.Tensor, self.describe, everything)))
+        tree_map_only(torch.Tensor, lambda tensor: self.found.add(tensor.device.type), (args, kwargs, output))
         return output
 
-    def describe(self, tensor):
-        self.devices.add(tensor.device.type)
-        return tensor.dtype, tuple(tensor.shape), tensor.stride()
 
-
-def record_step(lengths: list[int], labels: int) -> Recorder:
-    """Records a step on a packed batch. Only its values depend on the lengths, not its shapes.
+def test_a_step_creates_no_tensor_on_the_cpu():
+    """So it fits a CUDA graph. Fake tensors also refuse to be read.
 
     The device "cpu" plays the GPU: model and batch are there. The meta device plays the CPU: it is the default device
     of new tensors.
     """
     import step_budget
 
-    torch.manual_seed(sum(lengths[:2]))
-    tokens = sum(lengths)
-    label_indices = torch.randperm(tokens)[:labels].sort().values
-    batch = {
-        "input_ids": torch.randint(5, 99, (1, tokens)),
-        "token_type_ids": torch.randint(2, (1, tokens)),
-        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
-        "labels": torch.full((1, tokens), -100).index_fill_(1, label_indices, 7),
-        "next_sentence_label": torch.randint(2, (len(lengths),)),
-        "cu_seq_lens_q": torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32),
-        "max_length_q": 32,
-        "label_indices": label_indices,
-        "num_items_in_batch": torch.tensor(labels),
-        "num_sequences_in_batch": torch.tensor(len(lengths)),
-    }
+    counts = {"num_items_in_batch": torch.tensor(9), "num_sequences_in_batch": torch.tensor(4)}
+    batch = step_budget.draw_batches(4, 128)["ours"] | counts
     with step_budget.act_as_cuda(), FakeTensorMode() as mode:
         model = SnugBertForPreTraining(SnugBertConfig.from_size("tiny")).train()
-        fake = {name: mode.from_tensor(value) if name != "max_length_q" else value for name, value in batch.items()}
-        with torch.device("meta"), Recorder() as recorder:
+        fake = tree_map_only(torch.Tensor, mode.from_tensor, batch)
+        with torch.device("meta"), Devices() as devices:
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(**fake).loss
             loss.backward()
-    return recorder
-
-
-def test_batches_of_one_size_run_the_same_operators_without_the_cpu():
-    """So one batch's CUDA graph fits the next. Fake tensors also refuse to be read."""
-    first, second = record_step([5, 20, 32, 3], 9), record_step([30, 4, 0, 26], 9)
-    assert first.calls == second.calls and len(first.calls) > 200
-    assert first.devices == {"cpu"}, "a tensor was created without a device"
-    another = record_step([5, 20, 32, 3], 10)
-    assert another.calls != first.calls
+    assert devices.found == {"cpu"}
