@@ -10,7 +10,6 @@ from markdown_tables import cells
 from parity import without_padding
 from transformers import BertConfig, BertForQuestionAnswering, BertModel, BertTokenizer
 
-from snugbert.errors import InputError
 from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.long
@@ -96,8 +95,6 @@ def test_finetuning_parity(little_data, tiny_model, capsys):
     rows = [row for row in cells(capsys.readouterr().out) if row[0].startswith("eval")]
     assert [row[0] for row in rows] == [f"eval {name}" for name in ("precision", "recall", "f1", "accuracy")]
     assert rows[2][1] > "0.02" and all(row[1] == row[2] for row in rows)
-    with pytest.raises(InputError, match="Stock Trainer does not support frozen layers"):
-        finetuning_parity.main([*command, "--freeze_layers", "1"])
 
 
 def test_retrieval(little_data, minilm, tmp_path, capsys):
