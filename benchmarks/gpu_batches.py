@@ -4,11 +4,7 @@ from typing import Any
 
 import numpy as np
 from side_by_side import Batch
-from transformers import (
-    DataCollatorForMultipleChoice,
-    DataCollatorForTokenClassification,
-    DataCollatorWithPadding,
-)
+from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
 
 from snugbert import SnugBertTokenizer
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
@@ -16,33 +12,17 @@ from snugbert.evaluation.held_out_text import pad_batch
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 
 # Tokens of a sequence at each 5 % of the distribution, from the shortest to the longest. BERT's uncased vocabulary.
-PAIR_LENGTHS = {  # sentence pairs of `snugbert pretrain` from English books
-    128: (20, 107, 126, *[128] * 18),
-    512: (25, 315, 477, 503, 511, *[512] * 16),
-}
+PAIR_LENGTHS = (20, 107, 126, *[128] * 18)  # sentence pairs of `snugbert pretrain` from English books
 GLUE_LENGTHS = {  # training sets, cut at 128 tokens
-    "cola": (4, 6, 7, 8, 8, 9, 9, 9, 10, 10, 10, 11, 11, 12, 12, 13, 14, 15, 17, 20, 32),
     "sst2": (3, 4, 4, 5, 5, 6, 7, 8, 8, 9, 10, 12, 13, 14, 16, 18, 21, 23, 28, 34, 61),
-    "stsb": (10, 15, 16, 17, 18, 19, 19, 20, 21, 22, 23, 24, 25, 26, 28, 31, 35, 42, 50, 60, 125),
-    "qqp": (11, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 30, 31, 33, 35, 38, 42, 47, 55, 128),
-    "wnli": (16, 21, 23, 24, 26, 27, 28, 28, 30, 31, 32, 34, 35, 37, 38, 42, 45, 52, 63, 72, 108),
-    "mnli": (6, 16, 19, 22, 24, 26, 29, 31, 33, 35, 37, 39, 42, 44, 47, 50, 54, 58, 63, 72, 128),
     "qnli": (14, 27, 30, 33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 58, 61, 66, 71, 80, 128),
     "mrpc": (19, 32, 36, 39, 41, 44, 45, 47, 50, 51, 53, 55, 57, 59, 61, 62, 64, 67, 70, 74, 103),
-    "rte": (13, 29, 33, 37, 40, 43, 45, 47, 50, 53, 56, 59, 62, 67, 72, 85, 103, 120, 128, 128, 128),
 }
 HEADS = {
     "pretraining": "PreTraining",
-    "masked LM": "MaskedLM",
-    "next sentence": "NextSentencePrediction",
     "classification": "SequenceClassification",
-    "multi-label": "SequenceClassification",
-    "regression": "SequenceClassification",
     "tagging": "TokenClassification",
-    "answers": "QuestionAnswering",
-    "multiple choice": "MultipleChoice",
 }
-PRETRAINING_HEADS = ("PreTraining", "MaskedLM")
 LABELS = 3
 
 
@@ -89,58 +69,17 @@ def make_pretraining_batches(
 def make_fine_tuning_batches(
     task: str, lengths: list[int], batch_size: int, vocabulary: int, rng: np.random.Generator
 ) -> dict[str, list[Batch]]:
-    """Returns the batches of both sides, with random labels, for a name in [`HEADS`]."""
-    features = [label_example(task, make_example(length, vocabulary, rng), rng) for length in lengths]
-    if task == "multiple choice":  # each example has two choices
-        pairs = zip(features[::2], features[1::2], strict=True)
-        features = [
-            {"input_ids": [first["input_ids"], second["input_ids"]], "label": int(rng.integers(2))}
-            for first, second in pairs
-        ]
+    """Returns the batches of both sides, with random labels, for "classification" or "tagging"."""
     tokenizer = SnugBertTokenizer(vocab=make_vocabulary(vocabulary))
-    collators = {"multiple choice": DataCollatorForMultipleChoice, "tagging": DataCollatorForTokenClassification}
-    pad = collators.get(task, DataCollatorWithPadding)(tokenizer)
+    pad = (DataCollatorForTokenClassification if task == "tagging" else DataCollatorWithPadding)(tokenizer)
     pack = SnugBertDataCollatorWithPacking()
+    features = []
+    for length in lengths:
+        labels = rng.integers(LABELS, size=length).tolist()
+        label = {"labels": labels} if task == "tagging" else {"label": labels[0]}
+        features.append(make_example(length, vocabulary, rng) | label)
     parts = [features[start : start + batch_size] for start in range(0, len(features), batch_size)]
     return {
         "ours": [pack(part) for part in parts],
         "stock": [dict(pad([dict(feature) for feature in part])) for part in parts],  # some collators remove labels
     }
-
-
-def make_task_batches(
-    task: str, lengths: list[int], batch_size: int, vocabulary: int, rng: np.random.Generator
-) -> dict[str, list[Batch]]:
-    """Returns the batches of both sides for a name in [`HEADS`]."""
-    if HEADS[task] not in PRETRAINING_HEADS:
-        return make_fine_tuning_batches(task, lengths, batch_size, vocabulary, rng)
-    batches = make_pretraining_batches(lengths, batch_size, vocabulary, rng)
-    if task == "masked LM":
-        for batch in (*batches["ours"], *batches["stock"]):
-            del batch["next_sentence_label"]
-    return batches
-
-
-def shortest_length(task: str) -> int:
-    """Returns the smallest number of tokens for a name in [`HEADS`]. Pretraining needs words to mask."""
-    return 5 if HEADS[task] in PRETRAINING_HEADS else 2
-
-
-def count_labels(task: str) -> int:
-    """Returns `num_labels` for a name in [`HEADS`]."""
-    return {"regression": 1, "answers": 2}.get(task, LABELS)
-
-
-def label_example(task: str, example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Adds random labels."""
-    length = len(example["input_ids"])
-    if task == "answers":
-        start, end = sorted(rng.integers(0, length, 2).tolist())
-        return {**example, "start_positions": start, "end_positions": end}
-    labels: dict[str, Any] = {
-        "next sentence": int(rng.integers(2)),
-        "multi-label": rng.integers(0, 2, LABELS).astype(float).tolist(),
-        "regression": float(rng.random()),
-        "tagging": rng.integers(0, LABELS, length).tolist(),
-    }
-    return {**example, "labels" if task == "tagging" else "label": labels.get(task, int(rng.integers(LABELS)))}

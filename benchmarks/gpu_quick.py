@@ -23,7 +23,7 @@ import sys
 import time
 import traceback
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,22 +46,24 @@ CACHE_BYTES = 15 * 2**20  # of 16 MiB; the rest is for the zip's table of conten
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", nargs="?", choices=[*PLAN], help="one piece; default: all")
-    parser.add_argument("--plan", action="store_true", help="print the pieces and their seconds, and measure nothing")
     parser.add_argument("--output_dir", type=Path, default=Path("gpu-results"))
-    parser.add_argument(
-        "--compiler_cache",
-        type=Path,
-        default=REPOSITORY / "build" / CACHE_FILE,
-        help="compiler-cache.zip of an earlier run",
-    )
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU, to test this script")
+    add_driver_arguments(parser, PLAN)
     return parser.parse_args(argv)
 
 
-def format_plan() -> str:
+def add_driver_arguments(parser: argparse.ArgumentParser, pieces: Iterable[str]) -> None:
+    """Adds the arguments of a script that runs pieces."""
+    parser.add_argument("piece", nargs="?", choices=[*pieces], help="one piece; default: all")
+    parser.add_argument("--plan", action="store_true", help="print the pieces and their seconds, and measure nothing")
+    parser.add_argument(
+        "--compiler_cache", type=Path, default=REPOSITORY / "build" / CACHE_FILE, help="of an earlier run"
+    )
+
+
+def format_plan(plan: dict[str, int], finishing: int) -> str:
     """Formats the pieces and their seconds."""
-    steps = {**PLAN, "table, compiler's cache": FINISHING}
+    steps = plan | {"table, compiler's cache": finishing}
     lines = [f"{seconds:4} s  {name}" for name, seconds in steps.items()]
     return "\n".join([*lines, f"{sum(steps.values()):4} s"])
 
@@ -189,7 +191,7 @@ def main(argv: list[str]) -> None:
     """Runs the pieces and prints the table, or prints the plan."""
     args = parse_arguments(argv)
     if args.plan:
-        print(format_plan())
+        print(format_plan(PLAN, FINISHING))
     else:
         run_and_print(NEEDED, run_pieces, args)
 

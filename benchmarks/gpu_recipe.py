@@ -1,7 +1,6 @@
 """Trains an encoder on ten million words on one GPU, and scores it, in ten minutes. Start: `benchmarks/gpu.sh recipe`.
 
     benchmarks/gpu.sh recipe                               # at most ten passes over the text
-    benchmarks/gpu.sh recipe --preset any_passes           # as many passes as the time allows
     benchmarks/gpu.sh recipe training --seed 2             # one piece. It may take the whole time
     benchmarks/gpu.sh recipe --set optim=adamw_torch_fused learning_rate=1e-3  # arguments of `snugbert pretrain`
     benchmarks/gpu.sh recipe --plan                        # the pieces, their seconds, and the steps
@@ -37,24 +36,21 @@ import sys
 import time
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from gpu_quick import CACHE_FILE, ENDING, NEEDED, run_and_print, run_piece, save_results
+from gpu_quick import (
+    ENDING,
+    NEEDED,
+    add_driver_arguments,
+    format_plan,
+    run_and_print,
+    run_piece,
+    save_results,
+)
 from gpu_table import Row, format_errors, format_section, measured, read_rows
 from reporting import format_machine, format_table
 
 REPOSITORY = Path(__file__).parents[1]
 RECIPE = REPOSITORY / "examples/pretrain_small_corpus_1_gpu.yaml"
-# Changes of the recipe. With many passes, it needs dropout and more weight decay: the model sees each text many times.
-PRESETS: dict[str, dict[str, Any]] = {
-    "ten_passes": {},
-    "any_passes": {
-        "num_train_epochs": 1000,
-        "per_device_train_batch_size": 512,
-        "config_overrides": "hidden_size=384,num_attention_heads=6,intermediate_size=1536",
-        "weight_decay": 0.3,
-    },
-}
 # Seconds of each piece. Training, measured: 20 to start Python, 70 for the run that measures the speed, 170 for ten
 # passes, 40 because the plan counts the seconds of compiling twice, and 40 to stop and to spare. Estimated, because
 # other runs used the GPU: scores, and fine-tuning with 90 for one seed and 40 for two more of the small tasks.
@@ -68,7 +64,6 @@ PACKAGES = (*NEEDED, "evaluate", "seqeval")
 
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that the driver passes on to the pieces."""
-    parser.add_argument("--preset", choices=[*PRESETS], default="ten_passes")
     parser.add_argument("--seed", type=int, default=1, help="seed of the training")
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="arguments of `snugbert pretrain`")
     parser.add_argument("--data_dir", type=Path, default=REPOSITORY / "build/recipe", help="what the pieces read")
@@ -88,24 +83,9 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", nargs="?", choices=[*PLAN], help="one piece; default: all")
-    parser.add_argument("--plan", action="store_true", help="print the pieces and their seconds, and measure nothing")
-    parser.add_argument(
-        "--compiler_cache", type=Path, default=REPOSITORY / "build" / CACHE_FILE, help="of an earlier run"
-    )
+    add_driver_arguments(parser, PLAN)
     add_shared_arguments(parser)
     return parser.parse_args(argv)
-
-
-def format_plan() -> str:
-    """Formats the pieces, their seconds, and the steps."""
-    pieces = {
-        f"training, alone {LONGEST_TRAINING}: ten passes are 7,280 steps of 19 ms": PLAN["training"],
-        "scores": PLAN["scores"],
-        "finetuning": PLAN["finetuning"],
-        "table, compiler's cache": FINISHING,
-    }
-    return "\n".join([*(f"{seconds:4} s  {name}" for name, seconds in pieces.items()), f"{sum(pieces.values()):4} s"])
 
 
 def check_names(settings: list[str]) -> None:
@@ -130,7 +110,7 @@ def run_pieces(args: argparse.Namespace, cache: Path) -> None:
     for old in (rows, *args.output_dir.glob("weights.tar.*")):
         old.unlink(missing_ok=True)
     shared = ["--set", *args.set] if args.set else []
-    for name in ("preset", "seed", "data_dir", "work_dir", "output_dir", "rehearse"):
+    for name in ("seed", "data_dir", "work_dir", "output_dir", "rehearse"):
         shared += [f"--{name}", str(getattr(args, name))]
     with log.open("w") as output:
         for piece in [args.piece] if args.piece else PLAN:
@@ -229,7 +209,8 @@ def main(argv: list[str]) -> None:
     """Runs the pieces and prints the table, or prints the plan."""
     args = parse_arguments(argv)
     if args.plan:
-        print(format_plan())
+        print(format_plan(PLAN, FINISHING))
+        print(f"training, alone {LONGEST_TRAINING}: ten passes are 7,280 steps of 19 ms")
         return
     if not (args.data_dir / "corpus").is_dir():
         raise SystemExit(

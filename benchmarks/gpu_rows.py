@@ -1,10 +1,11 @@
 """Measures rows one by one into a file that survives a crash. For the pieces of `benchmarks/gpu.sh`."""
 
+import argparse
 import gc
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,28 @@ from gpu_table import NOT_MEASURED, read_rows
 
 Rows = Iterable[tuple[str, Callable[[], dict[str, Any]]]]  # names, and functions that measure
 logger = logging.getLogger("snugbert.benchmarks.gpu")
+
+
+def parse_piece(parser: argparse.ArgumentParser, pieces: Iterable[str], argv: Sequence[str]) -> argparse.Namespace:
+    """Parses the arguments of a piece, and chooses the `device`.
+
+    Args:
+        parser: has the script's own arguments, among them `--rehearse`.
+        pieces: names of the script's pieces.
+        argv: the arguments.
+
+    Raises:
+        SystemExit: there is no GPU.
+    """
+    parser.add_argument("piece", choices=[*pieces])
+    parser.add_argument(
+        "--deadline", type=float, default=float("inf"), help="no row starts after this time.monotonic()"
+    )
+    args = parser.parse_args(argv)
+    args.device = "cpu" if args.rehearse else "cuda"
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("error: torch finds no GPU. --rehearse tests this script on a CPU.")
+    return args
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:

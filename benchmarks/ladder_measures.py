@@ -2,66 +2,49 @@
 
 import argparse
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from side_by_side import choose_device
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.cli.model_arguments import ModelArguments
-from snugbert.evaluation.held_out_text import score_examples
-from snugbert.evaluation.minimal_pairs import MinimalPair, score_pairs
-from snugbert.families.loading import load_config, load_model
-from snugbert.files import step_of
-from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.data.documents import match_files
+from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
+from snugbert.evaluation.held_out_text import score_text
+from snugbert.evaluation.masked_models import load_masked_model
+from snugbert.evaluation.minimal_pairs import BAD, GOOD, MinimalPair, read_pairs, score_pairs
 from snugbert.trainers.pretraining.pretraining_trainer import RECORD_NAME
 
-EVAL_BATCH_SIZE = 64
 
+def measure(checkpoints: Sequence[Path], has_pairs: bool, args: argparse.Namespace) -> dict[str, Any]:
+    """Scores the checkpoints of a run.
 
-@dataclass(frozen=True)
-class Task:
-    """What all runs of a recipe share.
+    Args:
+        checkpoints: ordered by step.
+        has_pairs: whether the recipe trains on sentence pairs.
+        args: the arguments of `pretraining_ladder.py`.
 
-    Attributes:
-        tokenizer: the tokenizer.
-        steps: steps of each run.
-        sentences: validation examples of full sentences.
-        pairs: validation examples of sentence pairs, if the recipe has pairs.
-        tokens_per_character: of the validation text, without special tokens.
-        unigram_loss: loss in nats of predicting tokens by their frequency in the training text.
-        minimal_pairs: the minimal pairs to score.
+    Returns:
+        `points`: costs and metrics of each checkpoint. The values of the last one are also entries of the run itself.
+        With sentence pairs, `nsp_accuracy` and `pairs_mlm_loss` are the metrics on pairs. `minimal_pairs`: the number
+        of pairs, the accuracy and the phenomena, see [`score_pairs`].
     """
-
-    tokenizer: PreTrainedTokenizerBase
-    steps: int
-    sentences: PretrainingDataset
-    pairs: PretrainingDataset | None
-    tokens_per_character: float
-    unigram_loss: float
-    minimal_pairs: Sequence[MinimalPair]
-
-    def bits_per_character(self, loss: float) -> float:
-        """Converts a loss in nats per token, as `snugbert evaluate` does."""
-        return loss / math.log(2) * self.tokens_per_character
-
-
-def select_pairs(pairs: Sequence[MinimalPair], pairs_per_file: int | None) -> list[MinimalPair]:
-    """Selects this many pairs of each file, evenly spread over the file. None, or a small file: all of its pairs."""
-    selected = []
-    for _, group in groupby(pairs, key=lambda pair: pair.file):
-        in_file = list(group)
-        count = min(pairs_per_file or len(in_file), len(in_file))
-        selected += [in_file[number * len(in_file) // count] for number in range(count)]
-    return selected
-
-
-# --- costs ------------------------------------------------------------------------------------------------------
+    points = [read_costs(path) | score_checkpoint(path, False, args) for path in checkpoints]
+    run: dict[str, Any] = points[-1] | {"points": points}
+    if has_pairs:
+        on_pairs = score_checkpoint(checkpoints[-1], True, args)
+        run |= {"pairs_mlm_loss": on_pairs["mlm_loss"], "nsp_accuracy": on_pairs["nsp_accuracy"]}
+    if args.pairs_file:
+        model, tokenizer = load_checkpoint(checkpoints[-1], False, args)
+        pairs = select_pairs(read_pairs(match_files(args.pairs_file), GOOD, BAD), args.pairs_per_file)
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=args.bf16):
+            scores = score_pairs(model, tokenizer, pairs)
+        run["minimal_pairs"] = {name: scores[name] for name in ("pairs", "accuracy", "phenomena")}
+    return run
 
 
 def read_costs(checkpoint: Path) -> dict[str, float]:
@@ -77,60 +60,34 @@ def read_costs(checkpoint: Path) -> dict[str, float]:
     return {"step": state["global_step"], "tokens": state["num_input_tokens_seen"], "flops": flops, "seconds": seconds}
 
 
-def read_stock_costs(output_dir: Path) -> dict[int, dict[str, float]]:
-    """Reads tokens, FLOPs and seconds of training up to each step that `pretraining_run.py` logs."""
-    lines = [json.loads(line) for line in (output_dir / "stock.jsonl").read_text().splitlines()]
-    return {line["step"]: {name: line[name] for name in ("step", "tokens", "flops", "seconds")} for line in lines}
+def score_checkpoint(checkpoint: Path, on_pairs: bool, args: argparse.Namespace) -> dict[str, float]:
+    """Returns the metrics of a checkpoint on held-out text, the baseline's, and the number of parameters."""
+    model, tokenizer = load_checkpoint(checkpoint, on_pairs, args)
+    text = HeldOutTextArguments(
+        train_file=args.train_file,
+        validation_file=args.validation_file,
+        no_nsp=not on_pairs,
+        max_seq_length=args.max_seq_length,
+        max_eval_samples=args.max_eval_samples,
+    )
+    scores = score_text(model, tokenizer, text, cache_dir=str(args.output_dir / "cache"))
+    baselines = {f"unigram_{name}": value for name, value in scores["baselines"].items()}
+    return scores["metrics"] | baselines | {"parameters": model.num_parameters()}
 
 
-# --- scores -----------------------------------------------------------------------------------------------------
+def load_checkpoint(
+    checkpoint: Path, with_pairs: bool, args: argparse.Namespace
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Loads a checkpoint with its masked token head, and with its next-sentence head if `with_pairs`."""
+    model, tokenizer = load_masked_model(ModelArguments(model_name_or_path=str(checkpoint)), with_pairs)
+    return model.to(choose_device(args.use_cpu)), tokenizer  # type: ignore[arg-type]
 
 
-def measure(
-    checkpoints: Sequence[Path], costs: Mapping[int, dict[str, float]], task: Task, args: argparse.Namespace
-) -> dict[str, Any]:
-    """Scores the checkpoints of a run.
-
-    Args:
-        checkpoints: ordered by step.
-        costs: step -> tokens, FLOPs and seconds.
-        task: what to score them on.
-        args: `max_eval_samples`, `use_cpu`, and `bf16` for minimal pairs.
-
-    Returns:
-        `points`: costs and metrics of each checkpoint. The values of the last one are also entries of the run itself.
-        With sentence pairs, `nsp_accuracy` and `pairs_mlm_loss` are the metrics on pairs. `minimal_pairs`: the number
-        of pairs, the accuracy and the phenomena, see [`score_pairs`].
-    """
-    points = [costs[step_of(path)] | evaluate(path, task.sentences, task, args) for path in checkpoints]
-    run: dict[str, Any] = points[-1] | {
-        "unigram_mlm_loss": task.unigram_loss,
-        "unigram_bits_per_character": task.bits_per_character(task.unigram_loss),
-        "points": points,
-    }
-    if task.pairs is not None:
-        on_pairs = evaluate(checkpoints[-1], task.pairs, task, args)
-        run |= {"pairs_mlm_loss": on_pairs["mlm_loss"], "nsp_accuracy": on_pairs["nsp_accuracy"]}
-    if task.minimal_pairs:
-        model = load_checkpoint(AutoModelForMaskedLM, checkpoints[-1], task, args)
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=args.bf16):
-            scores = score_pairs(model, task.tokenizer, task.minimal_pairs)
-        run["minimal_pairs"] = {name: scores[name] for name in ("pairs", "accuracy", "phenomena")}
-    return run
-
-
-def evaluate(checkpoint: Path, dataset: PretrainingDataset, task: Task, args: argparse.Namespace) -> dict[str, float]:
-    """Returns the metrics of a checkpoint, as `snugbert evaluate` does, and its number of parameters."""
-    auto_class = AutoModelForMaskedLM if dataset.objective == "mlm" else AutoModelForPreTraining
-    model = load_checkpoint(auto_class, checkpoint, task, args)
-    num_examples = min(len(dataset), args.max_eval_samples)
-    metrics = score_examples(model, task.tokenizer, dataset, num_examples, EVAL_BATCH_SIZE)
-    metrics["bits_per_character"] = task.bits_per_character(metrics["mlm_loss"])
-    return metrics | {"parameters": model.num_parameters()}
-
-
-def load_checkpoint(auto_class: Any, checkpoint: Path, task: Task, args: argparse.Namespace) -> PreTrainedModel:
-    """Loads SnugBERT, or stock BERT as SnugBERT: the weights have the same names."""
-    model_args = ModelArguments(model_name_or_path=str(checkpoint))
-    model = load_model(auto_class, model_args, load_config(model_args, task.tokenizer))
-    return model.to(choose_device(args.use_cpu))  # type: ignore[arg-type]
+def select_pairs(pairs: Sequence[MinimalPair], pairs_per_file: int | None) -> list[MinimalPair]:
+    """Selects this many pairs of each file, evenly spread over the file. None, or a small file: all of its pairs."""
+    selected = []
+    for _, group in groupby(pairs, key=lambda pair: pair.file):
+        in_file = list(group)
+        count = min(pairs_per_file or len(in_file), len(in_file))
+        selected += [in_file[number * len(in_file) // count] for number in range(count)]
+    return selected

@@ -28,16 +28,10 @@ def get_row(run: Run) -> tuple[str, str]:
 
 
 def report(output_dir: Path) -> str:
-    """Makes the table and the plot of all finished runs.
-
-    Raises:
-        SystemExit: there are no finished runs.
-    """
+    """Makes the table and the plot of all finished runs."""
     rows: dict[tuple[str, str], list[Run]] = {}
     for run in read_runs(output_dir):
         rows.setdefault(get_row(run), []).append(run)
-    if not rows:
-        raise SystemExit(f"error: --report: {output_dir} has no finished runs.")
     runs = [run for group in rows.values() for run in group]
     # Losses per token can be compared only if all recipes have the tokenizer of the ladder.
     loss = "bits_per_character" if any("tokenizer_name" in run["settings"] for run in runs) else "mlm_loss"

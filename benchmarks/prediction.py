@@ -27,13 +27,11 @@ from typing import Any
 import numpy as np
 import sentence_transformers
 import torch
-from reporting import describe_run, format_header, format_line, format_median
-from side_by_side import describe_machine, positive
+from reporting import format_line, format_median
+from side_by_side import SIDES, describe_machine, positive, print_table, take_turns
 from transformers import pipeline
-from transformers.utils import logging as transformers_logging
 
 from snugbert.data.tables import read_rows
-from snugbert.errors import InputError
 from snugbert.families.conversion import convert_model
 from snugbert.families.sentence_transformers_files import TRANSFORMER
 from snugbert.files import read_json
@@ -187,15 +185,11 @@ def count_differences(task: str, ours: Rows, stock: Rows) -> tuple[int, float]:
 # --- measurements -----------------------------------------------------------------------------------------------
 
 
-def measure(sides: dict[str, Callable[[], Rows]], rounds: int) -> dict[str, list[float]]:
-    """Measures the seconds of each side in each round, after one round of warmup. The sides alternate."""
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(rounds + 1):
-        for side in sorted(sides, reverse=turn % 2 == 1):
-            start = time.perf_counter()
-            sides[side]()
-            seconds[side].append(time.perf_counter() - start)
-    return {side: values[1:] for side, values in seconds.items()}
+def measure(run: Callable[[], Rows]) -> float:
+    """Returns the seconds of a side."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def compare(name: str, task: str, model: str, texts: list[str], args: argparse.Namespace) -> str:
@@ -211,21 +205,18 @@ def compare(name: str, task: str, model: str, texts: list[str], args: argparse.N
         different, largest = count_differences(task, sides["ours"](), sides["stock"]())
         if largest > TOLERANCE or different > MOST_DIFFERENT * len(texts[: args.max_rows]):
             raise SystemExit(f"{name}: scores differ by {largest:.1e}, {different} rows differ. Not measured.")
-        seconds = measure(sides, args.rounds)
+        seconds = take_turns(lambda side, _: measure(sides[side]), 1 + args.rounds)
     number = len(texts[: args.max_rows])
-    ratios = [theirs / mine for mine, theirs in zip(seconds["ours"], seconds["stock"], strict=True)]
-    speeds = (f"{number / median(seconds[side]):,.0f}" for side in ("ours", "stock"))
+    ours, stock = (seconds[side][1:] for side in SIDES)  # without the warmup
+    ratios = [theirs / mine for mine, theirs in zip(ours, stock, strict=True)]
+    speeds = (f"{number / median(side):,.0f}" for side in (ours, stock))
     return format_line([name, f"{number:,}", format_median(ratios), *speeds, str(different), f"{largest:.1e}"])
 
 
 def main(argv: list[str]) -> None:
     """Prints a table with a row for each model."""
     args = parse_arguments(argv)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     machine = describe_machine("cpu") | {"sentence-transformers": sentence_transformers.__version__}
-    print(describe_run(__file__, argv, machine))
-    print(format_header(COLUMNS))
     sentences, paragraphs = read_sentences(args.glue_dir), read_paragraphs(args.squad_file)
     works = (
         ("classifier, SST-2", "text-classification", args.classifier, sentences),
@@ -233,11 +224,7 @@ def main(argv: list[str]) -> None:
         ("embeddings, paragraphs", "feature-extraction", args.embedder, paragraphs),
         ("embeddings, paragraphs, next to sentence-transformers", "embeddings", args.embedder, paragraphs),
     )
-    try:
-        for work in works:
-            print(compare(*work, args), flush=True)
-    except InputError as error:
-        raise SystemExit(f"error: {error}") from error
+    print_table(__file__, argv, machine, COLUMNS, (compare(*work, args) for work in works))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ r"""A ladder of pretraining recipes: loss and BLiMP against tokens, FLOPs and co
         --tokenizer_name tok --passes 3 --pairs_file 'blimp/*.jsonl.gz' --bf16 --output_dir ladder
 
 A recipe is a YAML file with arguments of `snugbert pretrain`. Its first line is a comment: what changes, and why. It
-may name its own `config_name`, `config_overrides` and `tokenizer_name`. With `--stock`, the recipe trains stock BERT
-under transformers' own Trainer (`pretraining_run.py`).
+may name its own `config_name`, `config_overrides` and `tokenizer_name`. `pretraining_run.py` compares with stock BERT.
 
 Each run is a new process. All runs train on the same number of tokens, or with `--passes` for the same number of
 passes over the text. Five checkpoints of a run are then evaluated, for all recipes with the same tokenizer on the same
@@ -14,9 +13,8 @@ examples and masks: full sentences with 15 % of the tokens masked. If tokenizers
 per character. The last checkpoint is also evaluated on sentence pairs if the recipe has them, and with `--pairs_file`
 on minimal pairs, as `snugbert evaluate` does.
 
-The same command continues after an interruption. Finished runs are kept in `ladder.jsonl`. A run of SnugBERT resumes
-from its last checkpoint, and SIGTERM and Ctrl-C save one. A run of stock BERT starts again. `--report` makes the table
-and the plot from the finished runs.
+The same command continues after an interruption. Finished runs are kept in `ladder.jsonl`. Others resume from their
+last checkpoint, and SIGTERM and Ctrl-C save one.
 
 FLOPs are the FLOPs that the recipe needs (`training_log.py`). Core hours are the CPU time of the process that trains,
 from start to end. Minutes are training time, without evaluation and saving. Compare them only if nothing else ran on
@@ -37,11 +35,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import pretraining_run
 import transformers
 import yaml
-from ladder_measures import Task, measure, read_costs, read_stock_costs, select_pairs
-from ladder_report import RUNS_NAME, Run, get_row, read_runs, report
+from ladder_measures import measure
+from ladder_report import RUNS_NAME, get_row, read_runs, report
 from reporting import check_settings
 from side_by_side import choose_device, describe_machine, positive
 from transformers import PreTrainedTokenizerBase
@@ -49,21 +46,16 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.cli.parser import parse_arguments as parse_command
 from snugbert.data.corpus.corpus import Corpus
-from snugbert.data.documents import match_files
 from snugbert.errors import InputError
-from snugbert.evaluation.held_out_text import count_characters
-from snugbert.evaluation.minimal_pairs import BAD, GOOD, read_pairs
 from snugbert.families.loading import load_tokenizer
 from snugbert.files import step_of
 from snugbert.trainers.pretraining.batches import plan_phases
-from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
+from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import (
-    Objective,
     PretrainingArguments,
     PretrainingDataArguments,
 )
-from snugbert.trainers.pretraining.scores import unigram_baseline
 from snugbert.trainers.run.checkpoints import list_checkpoints
 
 POINTS = 5  # evaluated checkpoints per run
@@ -94,32 +86,29 @@ class Recipe:
         settings: its arguments, as written.
         about: its first line, a comment.
         model: `--config_name` of `snugbert pretrain`.
-        stock: train stock BERT.
     """
 
     file: Path
     settings: dict[str, Any]
     about: str
     model: str
-    stock: bool
 
     @property
     def name(self) -> str:
         """Name of its rows and folders."""
-        return self.file.stem + ("-stock" if self.stock else "")
+        return self.file.stem
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", nargs="+", type=Path, help="YAML files, run one after the other")
-    parser.add_argument("--stock", action="store_true", help="train stock BERT under transformers' Trainer")
+    parser.add_argument("--recipe", nargs="+", type=Path, required=True, help="YAML files, run one after the other")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--config_name", help="model; default: the recipe's, otherwise mini")
-    parser.add_argument("--train_file", nargs="+", help="documents, as for `snugbert pretrain`")
-    parser.add_argument("--validation_file", nargs="+", help="documents for evaluation")
-    parser.add_argument("--tokenizer_name", help="tokenizer folder, for recipes that name none")
-    length = parser.add_mutually_exclusive_group()
+    parser.add_argument("--train_file", nargs="+", required=True, help="documents, as for `snugbert pretrain`")
+    parser.add_argument("--validation_file", nargs="+", required=True, help="documents for evaluation")
+    parser.add_argument("--tokenizer_name", required=True, help="tokenizer folder, for recipes that name none")
+    length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--max_tokens", type=float, help="tokens of each run")
     length.add_argument("--passes", type=float, help="passes of each run over the text, also with other tokenizers")
     parser.add_argument("--max_seq_length", type=positive, default=64, help="of validation examples; default: 64")
@@ -128,15 +117,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--pairs_per_file", type=positive, help="evenly spread over each file; default: all")
     parser.add_argument("--use_cpu", action="store_true")
     parser.add_argument("--bf16", action="store_true", help="train and score pairs in bfloat16")
-    parser.add_argument("--output_dir", type=Path)
-    parser.add_argument("--report", type=Path, metavar="FOLDER", help="only report the finished runs of this folder")
-    args = parser.parse_args(argv)
-    required = ("recipe", "train_file", "validation_file", "tokenizer_name", "output_dir")
-    missing = [f"--{name}" for name in required if not getattr(args, name)]
-    missing += [] if args.max_tokens or args.passes else ["--max_tokens or --passes"]
-    if missing and not args.report:
-        parser.error(f"{', '.join(missing)} missing. Give them, or --report FOLDER.")
-    return args
+    parser.add_argument("--output_dir", type=Path, required=True)
+    return parser.parse_args(argv)
 
 
 # --- a recipe ---------------------------------------------------------------------------------------------------
@@ -156,18 +138,20 @@ def run_recipe(file: Path, args: argparse.Namespace, argv: list[str]) -> None:
     seeds = [seed for seed in dict.fromkeys(args.seeds) if seed not in {run["seed"] for run in finished}]
     if not seeds:
         return
-    task = make_task(recipe, args)
+    steps, has_pairs = plan_runs(recipe, args)
     for seed in seeds:
         title = f"{recipe.name}, {recipe.model}, seed {seed}"
         output_dir = args.output_dir / recipe.name / Path(recipe.model).stem / str(seed)  # the model may be a file
-        train(recipe, title, output_dir, task.steps, seed, args)
+        train(recipe, title, output_dir, steps, seed, args)
         run = {"recipe": recipe.name, "model": recipe.model, "seed": seed, "about": recipe.about}
-        run |= measure_run(recipe, output_dir, task, args)
+        run |= measure(find_checkpoints(output_dir, steps), has_pairs, args)
+        core_seconds = (output_dir / CORE_SECONDS_NAME).read_text().split()
+        run["core_hours"] = sum(map(float, core_seconds)) / 3600
         run |= {"settings": recipe.settings, "command": shlex.join(argv)}
         run["machine"] = describe_machine(choose_device(args.use_cpu))
         with (args.output_dir / RUNS_NAME).open("a") as runs:
             runs.write(json.dumps(run) + "\n")
-        for checkpoint in find_checkpoints(recipe, output_dir)[:-1]:
+        for checkpoint in list_checkpoints(output_dir)[:-1]:
             shutil.rmtree(checkpoint)
         scores = f"masked token loss {run['mlm_loss']:.3f}"
         if pairs := run.get("minimal_pairs"):
@@ -177,49 +161,29 @@ def run_recipe(file: Path, args: argparse.Namespace, argv: list[str]) -> None:
 
 def read_recipe(file: Path, args: argparse.Namespace) -> Recipe:
     """Reads a recipe. `--config_name` replaces its model."""
-    if not file.is_file():
-        raise InputError(f"--recipe: the file {file} does not exist.")
-    try:
-        text = file.read_text(encoding="utf-8")
-        settings = yaml.load(text, yaml.BaseLoader)  # keeps values as written: `no` is not False
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"--recipe: {file} is not a YAML file: {error}") from error
+    text = file.read_text(encoding="utf-8")
+    settings = yaml.load(text, yaml.BaseLoader)  # keeps values as written: `no` is not False
     about = text.partition("\n")[0]
     if not isinstance(settings, dict) or not about.startswith("# "):
         raise InputError(f"--recipe: {file} must contain `name: value` lines, after a line `# what and why`.")
     model = args.config_name or settings.get("config_name", "mini")
-    return Recipe(file, settings, about.removeprefix("# "), model, args.stock)
+    return Recipe(file, settings, about.removeprefix("# "), model)
 
 
-def make_task(recipe: Recipe, args: argparse.Namespace) -> Task:
-    """Prepares the text, makes the validation examples, and computes the number of steps."""
+def plan_runs(recipe: Recipe, args: argparse.Namespace) -> tuple[int, bool]:
+    """Prepares the text. Returns the number of steps, and whether the recipe trains on sentence pairs."""
     model_args, data_args, training_args = parse_command(
         (ModelArguments, PretrainingDataArguments, PretrainingArguments),
-        our_flags(recipe, args.output_dir, 1000, 0, args),
+        make_flags(recipe, args.output_dir, 1000, 0, args),
         "snugbert pretrain",
         "",
     )
-    if recipe.stock:
-        pretraining_run.parse_arguments(stock_flags(recipe, args.output_dir, 1000, 0, args))
     tokenizer = load_tokenizer(model_args)
-    corpus, validation = load_corpora(
+    corpus, _ = load_corpora(
         data_args, do_train=True, do_eval=True, cache_dir=model_args.cache_dir, tokenizer=tokenizer
     )
-    assert corpus is not None and validation is not None  # both are given
-
-    def make_validation_examples(objective: Objective) -> PretrainingDataset:
-        return PretrainingDataset(validation, tokenizer, args.max_seq_length, objective, seed=VALIDATION_SEED)
-
-    sentences = make_validation_examples("mlm")
-    return Task(
-        tokenizer,
-        count_steps(corpus, tokenizer, data_args, training_args, args),
-        sentences,
-        None if data_args.objective == "mlm" else make_validation_examples(data_args.dataset_objective),
-        validation.num_tokens / count_characters(data_args),
-        unigram_baseline(corpus, sentences)["mlm_loss"],
-        select_pairs(read_pairs(match_files(args.pairs_file or []), GOOD, BAD), args.pairs_per_file),
-    )
+    assert corpus is not None  # it is given
+    return count_steps(corpus, tokenizer, data_args, training_args, args), data_args.objective != "mlm"
 
 
 def count_steps(
@@ -246,42 +210,26 @@ def count_steps(
 # --- training ---------------------------------------------------------------------------------------------------
 
 
-def our_flags(recipe: Recipe, output_dir: Path, steps: int, seed: int, args: argparse.Namespace) -> list[str]:
-    """The arguments of `snugbert pretrain`."""
+def make_flags(recipe: Recipe, output_dir: Path, steps: int, seed: int, args: argparse.Namespace) -> list[str]:
+    """The arguments of `snugbert pretrain`. Its own evaluation has a single example."""
     settings = {
-        **shared_settings(recipe, output_dir, steps, seed, args),
-        "save_strategy": "steps",
-        "save_total_limit": 0,
-        "eval_strategy": "no",
-        "logging_steps": steps_per_line(steps),
-    }
-    return ["--config", str(recipe.file), *as_flags(settings), "--resume_from_checkpoint", "true"]
-
-
-def stock_flags(recipe: Recipe, output_dir: Path, steps: int, seed: int, args: argparse.Namespace) -> list[str]:
-    """The arguments of `pretraining_run.py`, which accepts fewer. It logs tokens, FLOPs and seconds of checkpoints."""
-    settings = recipe.settings | shared_settings(recipe, output_dir, steps, seed, args)
-    settings |= {"logging_steps": settings["save_steps"], "eval_steps": steps}
-    return [*as_flags(settings), "--side", "stock"]
-
-
-def shared_settings(
-    recipe: Recipe, output_dir: Path, steps: int, seed: int, args: argparse.Namespace
-) -> dict[str, Any]:
-    """The arguments that the ladder sets on both sides. Their own evaluation has a single example."""
-    return {
         "config_name": recipe.model,
         "tokenizer_name": recipe.settings.get("tokenizer_name", args.tokenizer_name),
         "train_file": args.train_file,
         "validation_file": args.validation_file,
         "output_dir": output_dir,
         "max_steps": steps,
+        "save_strategy": "steps",
         "save_steps": steps_per_point(steps),
+        "save_total_limit": 0,
+        "eval_strategy": "no",
         "max_eval_samples": 1,
+        "logging_steps": steps_per_line(steps),
         "seed": seed,
         "use_cpu": args.use_cpu,
         "bf16": args.bf16,
     }
+    return ["--config", str(recipe.file), *as_flags(settings), "--resume_from_checkpoint", "true"]
 
 
 def steps_per_line(steps: int) -> int:
@@ -307,38 +255,28 @@ def as_flags(settings: dict[str, Any]) -> list[str]:
 
 
 def train(recipe: Recipe, title: str, output_dir: Path, steps: int, seed: int, args: argparse.Namespace) -> None:
-    """Trains in a new process. Its output goes to `log.txt` in the output folder, and its CPU time is recorded."""
+    """Trains in a new process. Its output goes to `log.txt` in the output folder, and its CPU time is recorded.
+
+    Raises:
+        SystemExit: the run failed or was stopped. The message begins with `title`.
+    """
     output_dir.mkdir(parents=True, exist_ok=True)
-    if recipe.stock:
-        command = [pretraining_run.__file__, *stock_flags(recipe, output_dir, steps, seed, args)]
-    else:
-        command = ["-m", "snugbert", "pretrain", *our_flags(recipe, output_dir, steps, seed, args)]
-    before = count_core_seconds()
-    try:
-        run_logged([sys.executable, *command], output_dir / "log.txt", title)
-    finally:
-        with (output_dir / CORE_SECONDS_NAME).open("w" if recipe.stock else "a") as file:  # stock BERT starts again
-            file.write(f"{count_core_seconds() - before:.2f}\n")
+    command = [sys.executable, "-m", "snugbert", "pretrain", *make_flags(recipe, output_dir, steps, seed, args)]
+    log, before = output_dir / "log.txt", count_core_seconds()
+    status = run_process(command, log)
+    with (output_dir / CORE_SECONDS_NAME).open("a") as file:
+        file.write(f"{count_core_seconds() - before:.2f}\n")
+    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        print(f"{title}: stopped. Run the same command again to continue.", file=sys.stderr)
+        raise SystemExit(status)
+    if status:
+        raise SystemExit(f"error: {title}: the run failed. See {log}.")
 
 
 def count_core_seconds() -> float:
     """Returns the CPU time of all ended child processes, of the user and of the system."""
     times = os.times()
     return times.children_user + times.children_system
-
-
-def run_logged(command: list[str], log: Path, title: str) -> None:
-    """Runs a command that can be continued, whose output goes to the file `log`.
-
-    Raises:
-        SystemExit: the command failed or was stopped. The message begins with `title`.
-    """
-    status = run_process(command, log)
-    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        print(f"{title}: stopped. Run the same command again to continue.", file=sys.stderr)
-        raise SystemExit(status)
-    if status:
-        raise SystemExit(f"error: {title}: the run failed. See {log}.")
 
 
 def run_process(command: list[str], log: Path) -> int:
@@ -358,39 +296,23 @@ def run_process(command: list[str], log: Path) -> int:
     return status if status >= 0 else 128 - status
 
 
-# --- measuring --------------------------------------------------------------------------------------------------
-
-
-def measure_run(recipe: Recipe, output_dir: Path, task: Task, args: argparse.Namespace) -> Run:
-    """Measures the checkpoints of a trained recipe, see [`measure`], and adds the core hours of all its processes."""
-    checkpoints = [
-        path
-        for path in find_checkpoints(recipe, output_dir)
-        # A stopped run has others, too.
-        if step_of(path) % steps_per_point(task.steps) == 0 or step_of(path) == task.steps
-    ]
-    costs = read_stock_costs(output_dir) if recipe.stock else {step_of(path): read_costs(path) for path in checkpoints}
-    core_seconds = (output_dir / CORE_SECONDS_NAME).read_text().split()
-    return measure(checkpoints, costs, task, args) | {"core_hours": sum(map(float, core_seconds)) / 3600}
-
-
-def find_checkpoints(recipe: Recipe, output_dir: Path) -> list[Path]:
-    """Lists the checkpoints of a run, ordered by step."""
-    return list_checkpoints(output_dir / "stock" if recipe.stock else output_dir)
+def find_checkpoints(output_dir: Path, steps: int) -> list[Path]:
+    """Lists the checkpoints to evaluate, ordered by step. A stopped run has others, too."""
+    every = steps_per_point(steps)
+    return [path for path in list_checkpoints(output_dir) if step_of(path) % every == 0 or step_of(path) == steps]
 
 
 def main(argv: list[str]) -> None:
     """Runs what is missing, and prints the report."""
     args = parse_arguments(argv)
     transformers.logging.disable_progress_bar()  # of loading checkpoints
-    if not args.report:
-        try:
-            check_settings(args.output_dir, {name: getattr(args, name) for name in MEASURE})
-            for file in args.recipe:
-                run_recipe(file, args, argv)
-        except InputError as error:
-            raise SystemExit(f"error: {error}") from error
-    print(report(args.report or args.output_dir))
+    try:
+        check_settings(args.output_dir, {name: getattr(args, name) for name in MEASURE})
+        for file in args.recipe:
+            run_recipe(file, args, argv)
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from error
+    print(report(args.output_dir))
 
 
 if __name__ == "__main__":

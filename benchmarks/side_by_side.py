@@ -6,20 +6,20 @@
 examples, and the side that goes first alternates. Ratios are computed within pairs. Each side trains on batches of its
 usual collator: packed for SnugBERT, padded to the longest sequence for stock BERT. Collators are not timed. In a
 pipeline both get padded batches, so `inference.py` measures this, too, and SnugBERT's time then includes the removal
-of padding. A run waits for the GPU once, at its end, not after each of its `--steps` batches.
+of padding.
 
 Results in addition to the ratio (stock's time / ours):
 
 - Tokens per second, without padding.
 - MFU: the FLOPs required for the result (`needed_flops`, the same for both sides) / (time x matmul rate). The rate is
   measured on this machine, with one linear layer of the model in the same dtype.
-- Peak memory: each side runs the largest batch twice in a new process. On a GPU it is `max_memory_allocated`. On a CPU
-  (Linux) it is the peak resident set minus the resident set before the model was built. It covers weights, gradients,
-  activations, workspaces and, with `--optimizer`, the optimizer state.
+- Peak memory: each side runs the largest batch twice in a new process. It is the peak resident set (Linux) minus the
+  resident set before the model was built, so it covers weights, gradients, activations and workspaces.
+
+`gpu.py` compares steps on a GPU. It uses the models, checks and FLOPs of this file.
 """
 
 import argparse
-import json
 import os
 import pickle
 import platform
@@ -43,6 +43,7 @@ from reporting import describe_run, format_header, format_line, format_median
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
 import snugbert
+from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.pretraining.training_log import TRAINING_COST, encoder_flops, pretraining_flops
 
@@ -52,7 +53,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Float32: allows for a different order of summation. Bfloat16 has 8 bits, and the sides may round in different places.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 GRADIENT_TOLERANCE = 1e-3  # float32: norm of the difference, relative to the norm
-STEPS_ON_GPU = 10
 RATE_SECONDS = 0.05  # of a run that measures products, so that the clock and kernel launches do not matter
 RATE_RUNS = 10
 CHECKED_EXAMPLES = 8  # because training steps in float32 are slow
@@ -129,30 +129,18 @@ def argument_parser(description: str | None, trains: bool) -> argparse.ArgumentP
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch_size", type=positive, default=32)
     parser.add_argument("--pairs", type=positive, default=7, help="measured pairs")
-    parser.add_argument("--warmup", type=positive, default=1, help="unmeasured pairs before; torch.compile needs more")
+    parser.add_argument("--warmup", type=positive, default=1, help="unmeasured pairs before")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16" if trains else "float32", help="autocast dtype")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--attention", default="sdpa", help="our attn_implementation")
-    parser.add_argument("--stock_attention", default="sdpa", help="stock BERT's attn_implementation")
-    parser.add_argument("--torch_compile", action="store_true", help="compile the encoder's layers, on both sides")
     parser.add_argument("--seed", type=int, default=42, help="seed of data, weights and dropout")
     parser.add_argument(
         "--skip_memory", action="store_true", help="do not measure memory (takes two processes per row)"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object per row, with all times, instead of a table"
     )
     if trains:
         parser.add_argument(
             "--dropout", type=float, default=0.1, help="dropout of hidden states and attention weights"
         )
-        parser.add_argument(
-            "--steps",
-            type=positive,
-            help="batches per pair, none used twice; default on a GPU, which is waited for once per run: 10",
-        )
-        parser.add_argument("--optimizer", action="store_true", help="include a step of fused AdamW")
-    parser.set_defaults(optimizer=False)
+        parser.add_argument("--steps", type=positive, default=1, help="batches per pair, none used twice")
+    parser.set_defaults(device="cpu")
     return parser
 
 
@@ -162,12 +150,6 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
     return number
-
-
-def set_default_steps(args: argparse.Namespace, on_cpu: int) -> argparse.Namespace:
-    """Sets `--steps` if it is not given."""
-    args.steps = args.steps or (on_cpu if args.device == "cpu" else STEPS_ON_GPU)
-    return args
 
 
 def examples_needed(args: argparse.Namespace) -> int:
@@ -199,20 +181,10 @@ def build(side: str, work: Work, args: argparse.Namespace, **overrides: Any) -> 
     torch.manual_seed(args.seed)
     with torch.device(args.device):  # drawing weights on a CPU takes a second for BERT base
         model: PreTrainedModel = model_class(work, config)(type(config).from_dict({**config.to_dict(), **overrides}))
-    try:
-        model.set_attn_implementation(choose_attention(model, args))
-    except (ImportError, ValueError) as error:
-        raise SystemExit(f"{side}: {error}") from error
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")  # eager: DeBERTa in transformers
     if work.weights is not None:
         model.load_state_dict(rename(work.weights, model))
     return model.to(args.device).train(work.trains)
-
-
-def choose_attention(model: PreTrainedModel, args: argparse.Namespace) -> str:
-    """Returns the attention implementation of a side. In transformers, DeBERTa has only eager attention."""
-    if isinstance(model, snugbert.SnugBertPreTrainedModel):
-        return args.attention
-    return args.stock_attention if model._supports_sdpa else "eager"
 
 
 def model_class(work: Work, config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -239,23 +211,8 @@ def autocast(args: argparse.Namespace, dtype: str) -> AbstractContextManager[Any
     return nullcontext() if dtype == "float32" else torch.autocast(args.device, DTYPES[dtype])
 
 
-def compile_encoder(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compiles in place: SnugBERT as `--torch_compile` does, stock BERT's layers with torch's defaults."""
-    if isinstance(model, snugbert.SnugBertPreTrainedModel):
-        # Imported here because host_time.py and waits_and_graphs.py also run with versions that lack it.
-        from snugbert.gpu.compilation import compile_model
-
-        compile_model(model, backend)
-        return
-    for layer in model.base_model.encoder.layer:  # without dynamic=True, which is not faster for padded batches
-        layer.compile(backend=backend)
-
-
 def make_runner(model: PreTrainedModel, work: Work, args: argparse.Namespace) -> Callable[[list[Batch]], None]:
-    """Returns a function that runs one step per batch, then waits for the device."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True) if args.optimizer else None
-    if args.torch_compile:
-        compile_encoder(model)
+    """Returns a function that runs one step per batch."""
 
     def run(batches: list[Batch]) -> None:
         for batch in batches:
@@ -267,9 +224,6 @@ def make_runner(model: PreTrainedModel, work: Work, args: argparse.Namespace) ->
             with autocast(args, args.dtype):
                 loss = model(**batch).loss
             loss.backward()
-            if optimizer is not None:
-                optimizer.step()
-        _wait_for(args.device)
 
     return run
 
@@ -280,7 +234,7 @@ def make_runner(model: PreTrainedModel, work: Work, args: argparse.Namespace) ->
 def check_agreement(work: Work, args: argparse.Namespace) -> None:
     """Checks that losses and gradients, or the logits of inference, equal stock BERT's.
 
-    The check runs without dropout and torch.compile, in float32 and in the measured dtype.
+    The check runs without dropout, in float32 and in the measured dtype.
 
     Raises:
         SystemExit: they differ.
@@ -288,12 +242,8 @@ def check_agreement(work: Work, args: argparse.Namespace) -> None:
     # The models stay in training mode, so dropout is disabled in the configuration.
     no_dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), 0.0)
     ours, stock = (build(side, work, args, **no_dropout) for side in SIDES)
-    batches = [to_device(work.checked[side], args.device) for side in SIDES]
+    batches = [work.checked[side] for side in SIDES]
     for dtype in dict.fromkeys(("float32", args.dtype)):
-        for model in (ours, stock):
-            attention = choose_attention(model, args)
-            # Flash attention does not support float32.
-            model.set_attn_implementation("sdpa" if dtype == "float32" and "flash" in attention else attention)
         if not work.trains:
             with torch.inference_mode(), autocast(args, dtype):
                 mine, theirs = (
@@ -373,11 +323,6 @@ def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: Batch) -> in
     return encoder_flops(config, lengths, lengths) + int(lengths.sum()) * 2 * H * labels
 
 
-def layer_rate(tokens: int, config: snugbert.SnugBertConfig, args: argparse.Namespace) -> float:
-    """Measures the FLOPs per second of the first feed-forward layer on a number of tokens."""
-    return matmul_rate(tokens, config.hidden_size, config.intermediate_size, args.device, DTYPES[args.dtype])
-
-
 def matmul_rate(rows: int, inner: int, columns: int, device: torch.device | str, dtype: torch.dtype) -> float:
     """Measures the FLOPs per second of a linear layer from `inner` to `columns` features on `rows` rows.
 
@@ -417,33 +362,25 @@ def compare(work: Work, args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         SystemExit: the sides do not agree, or a memory measurement failed.
     """
-    batches = {side: [to_device(batch, args.device) for batch in work.batches[side]] for side in SIDES}
-    work = replace(work, batches=batches)
     check_agreement(work, args)
-    shape = (count_tokens(batches["stock"]) // len(batches["stock"]), work.config, args)
-    rate = layer_rate(*shape)
-    times = time_pairs(work, args)
-    rate = max(rate, layer_rate(*shape))
+    padded = work.batches["stock"]
+    sizes = (count_tokens(padded) // len(padded), work.config.hidden_size, work.config.intermediate_size)
+    rate = matmul_rate(*sizes, args.device, DTYPES[args.dtype])  # of the first feed-forward layer
+    seconds = time_pairs(work, args)
+    rate = max(rate, matmul_rate(*sizes, args.device, DTYPES[args.dtype]))
     measured = [work.select_batches("stock", args.warmup + pair) for pair in range(args.pairs)]
     tokens = [count_tokens(batches) for batches in measured]
     positions = sum(batch["input_ids"].numel() for batches in measured for batch in batches)
     cost = TRAINING_COST if work.trains else 1
     flops = [cost * sum(needed_flops(work.head, work.config, batch) for batch in batches) for batches in measured]
-    seconds = {side: times[side][args.warmup :] for side in SIDES}
-    memory = None if args.skip_memory else {side: peak_memory(side, work, args) for side in SIDES}
     return {
         "work": work.name,
         "fill": sum(tokens) / positions,
         "ratios": [stock / ours for ours, stock in zip(seconds["ours"], seconds["stock"], strict=True)],
         "tokens_per_second": {side: _median_rate(tokens, seconds[side]) for side in SIDES},
         "mfu": {side: _median_rate(flops, seconds[side]) / rate for side in SIDES},
-        "peak_mb": memory,
+        "peak_mb": None if args.skip_memory else {side: peak_memory(side, work, args) for side in SIDES},
         "matmul_flops_per_second": rate,
-        "tokens": tokens,
-        "needed_flops": flops,
-        "seconds": seconds,
-        "warmup_seconds": {side: times[side][: args.warmup] for side in SIDES},
-        "settings": vars(args),
     }
 
 
@@ -452,24 +389,37 @@ def _median_rate(amounts: list[int], seconds: list[float]) -> float:
 
 
 def time_pairs(work: Work, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Measures the seconds of each pair for both sides, warmup pairs first."""
+    """Measures the seconds of each pair for both sides, without the warmup."""
     runs = {side: make_runner(build(side, work, args), work, args) for side in SIDES}
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    for pair in range(args.warmup + args.pairs):
-        for side in SIDES if pair % 2 else SIDES[::-1]:
-            batches = work.select_batches(side, pair)
-            start = time.perf_counter()
-            runs[side](batches)
-            seconds[side].append(time.perf_counter() - start)
-    return seconds
+
+    def run(side: str, pair: int) -> float:
+        batches = work.select_batches(side, pair)
+        start = time.perf_counter()
+        runs[side](batches)
+        return time.perf_counter() - start
+
+    return {side: seconds[args.warmup :] for side, seconds in take_turns(run, args.warmup + args.pairs).items()}
+
+
+def take_turns(run: Callable[[str, int], Any], rounds: int) -> dict[str, list[Any]]:
+    """Runs both sides in each round, and returns their results. The side that goes first alternates.
+
+    Args:
+        run: runs a side in a round.
+        rounds: number of rounds.
+    """
+    results: dict[str, list[Any]] = {side: [] for side in SIDES}
+    for number in range(rounds):
+        for side in SIDES if number % 2 else SIDES[::-1]:
+            results[side].append(run(side, number))
+    return results
 
 
 def peak_memory(side: str, work: Work, args: argparse.Namespace) -> float:
     """Measures the peak memory of a side in MB, in a new process that runs [`print_peak_memory`]."""
     padded = work.batches["stock"]
     largest = max(range(len(padded)), key=lambda i: (padded[i]["input_ids"].numel(), count_tokens([padded[i]])))
-    batch = to_device(work.batches[side][largest], "cpu")
-    torch.cuda.empty_cache()  # frees memory for the other process; does nothing without a GPU
+    batch = work.batches[side][largest]
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job"
         # Random weights need the same memory. Reading a file would add to it.
@@ -490,13 +440,11 @@ def peak_memory(side: str, work: Work, args: argparse.Namespace) -> float:
 def print_peak_memory(job: str) -> None:
     """Builds the model described in the file `job`, runs its batch twice, and prints the bytes used."""
     side, work, args = pickle.loads(Path(job).read_bytes())
-    on_gpu = args.device == "cuda"
     # transformers imports a model's code on first use. The code must not count.
     model_class(work, work.stock_config or BertConfig())
-    before = 0 if on_gpu else _resident("VmRSS")
-    batch = to_device(work.batches[side][0], args.device)
-    make_runner(build(side, work, args), work, args)([batch, batch])
-    print((torch.cuda.max_memory_allocated() if on_gpu else _resident("VmHWM")) - before)
+    before = _resident("VmRSS")
+    make_runner(build(side, work, args), work, args)(2 * work.batches[side])
+    print(_resident("VmHWM") - before)
 
 
 def _resident(field: str) -> int:
@@ -508,30 +456,35 @@ def _resident(field: str) -> int:
 
 
 def report(script: str, argv: list[str], works: Iterable[Work], args: argparse.Namespace) -> None:
-    """Measures each work and prints its row: versions, command and a table, or JSON.
+    """Measures each work, and prints versions, command and a table.
 
     Raises:
         SystemExit: bad input, or see [`compare`].
     """
-    from snugbert.errors import InputError
+    print_table(script, argv, describe_machine(args.device), COLUMNS, (format_row(compare(w, args)) for w in works))
 
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("error: --device cuda: torch finds no GPU.")
+
+def print_table(
+    script: str, argv: list[str], machine: dict[str, Any], columns: Iterable[str], rows: Iterable[str]
+) -> None:
+    """Prints the machine, the command, and the rows of a table while they are measured.
+
+    Raises:
+        SystemExit: bad input.
+    """
     transformers.logging.set_verbosity_error()  # hides messages about new heads
     transformers.logging.disable_progress_bar()
-    machine = describe_machine(args.device)
-    if not args.json:
-        print(describe_run(script, argv, machine))
-        print(format_header(COLUMNS), flush=True)
+    print(describe_run(script, argv, machine))
+    print(format_header(columns), flush=True)
     try:
-        for work in works:
-            row = compare(work, args)
-            print(json.dumps({**row, "machine": machine, "command": argv}) if args.json else _line(row), flush=True)
+        for row in rows:
+            print(row, flush=True)
     except InputError as error:
         raise SystemExit(f"error: {error}") from error
 
 
-def _line(row: dict[str, Any]) -> str:
+def format_row(row: dict[str, Any]) -> str:
+    """Formats a result of [`compare`]."""
     memory = row["peak_mb"]
     cells = [
         row["work"],

@@ -35,9 +35,8 @@ import torch.nn.functional as F
 import transformers
 from functorch.compile import make_boxed_func
 from gpu_batches import PAIR_LENGTHS, draw_lengths, make_pretraining_batches
-from host_time import ALLOCATIONS
 from reporting import format_header, format_line
-from side_by_side import Batch, compile_encoder
+from side_by_side import Batch
 from torch import _inductor as inductor
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.exc import InductorError
@@ -51,6 +50,7 @@ from torch.utils.flop_counter import flop_registry
 from transformers import BertConfig, BertForPreTraining, PreTrainedConfig, PreTrainedModel
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining, kernels_snugbert, modeling_snugbert
+from snugbert.gpu.compilation import compile_model
 from snugbert.trainers.pretraining.training_log import count_sequence_tokens
 
 SIDES = ("SnugBERT", "SnugBERT, compiled", "stock BERT, sdpa")
@@ -89,7 +89,17 @@ LOOKUPS = {"embedding", "index_select", "gather"}  # read no more of their first
 OVERWRITES = {"copy_", "fill_", "zero_"}  # do not read what they change
 CREATIONS = {"new_zeros", "new_full", "zeros_like", "ones_like", "full_like"}  # read no values
 # Start no kernel. The guards of compiled code read floats with torch 2.11. Reading a value of the model is an error.
-FREE = {*ALLOCATIONS, "promote_types", "_local_scalar_dense"}
+FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "lift_fresh",
+    "promote_types",
+    "_local_scalar_dense",
+}
 POINTWISE_SIZE = 2**20  # values. What is smaller than a layer's activations is "other"
 TOKEN_SUM = 2**10  # a sum over more values than a hidden state has is a sum over tokens
 
@@ -354,30 +364,28 @@ def act_as_cuda() -> ExitStack:
 def draw_batches(pairs: int, longest: int) -> dict[str, Batch]:
     """Draws a batch of sentence pairs with real lengths, packed as `ours` and padded as `stock`."""
     rng = np.random.default_rng(0)
-    lengths = draw_lengths(PAIR_LENGTHS[longest], pairs, longest, rng)
+    lengths = draw_lengths(PAIR_LENGTHS, pairs, longest, rng)
     return {side: batches[0] for side, batches in make_pretraining_batches(lengths, pairs, VOCABULARY, rng).items()}
 
 
-def count_step(side: str, batches: dict[str, Batch], layers: int = 12) -> Budget:
+def count_step(side: str, batches: dict[str, Batch]) -> Budget:
     """Counts what a step of BERT base needs.
 
     Args:
         side: one of [`SIDES`].
         batches: from [`draw_batches`].
-        layers: number of layers.
     """
     is_stock = side.startswith("stock")
     batch = batches["stock" if is_stock else "ours"]
     compiler = Compiler()
     with act_as_cuda(), FakeTensorMode() as mode:
-        fields: Any = {"num_hidden_layers": layers, "vocab_size": VOCABULARY}
         if is_stock:
-            model: PreTrainedModel = BertForPreTraining(BertConfig(**fields, attn_implementation="sdpa"))
+            model: PreTrainedModel = BertForPreTraining(BertConfig(attn_implementation="sdpa"))
         else:
-            model = SnugBertForPreTraining(SnugBertConfig(**fields))
+            model = SnugBertForPreTraining(SnugBertConfig())
         model.train()
         if side.endswith("compiled"):
-            compile_encoder(model, compiler)
+            compile_model(model, compiler)
         fake = {
             name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
@@ -437,8 +445,7 @@ def format_row(name: str, need: Need, fastest: float) -> str:
 def main(argv: list[str]) -> None:
     """Prints a table of each size and side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12, help="layers of the model")
-    args = parser.parse_args(argv)
+    parser.parse_args(argv)
     print("# The budget of a step\n\n    python benchmarks/step_budget.py\n")
     print(f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}")
     for pairs, longest in SIZES:
@@ -446,7 +453,7 @@ def main(argv: list[str]) -> None:
         tokens, labels = batches["ours"]["input_ids"].numel(), len(batches["ours"]["label_indices"])
         print(f"\n## {pairs} x {longest}: {tokens:,} tokens, {labels:,} labels")
         for side in SIDES:
-            rows = format_rows(count_step(side, batches, args.layers))
+            rows = format_rows(count_step(side, batches))
             title = f"\n### {side}, {pairs} x {longest}\n"
             print(title, format_header(COLUMNS), *rows, sep="\n", flush=True)
             if (side, pairs) in MEASURED:

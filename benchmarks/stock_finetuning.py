@@ -1,10 +1,10 @@
-r"""Fine-tunes stock BERT with transformers' own Trainer, as run_glue.py, run_ner.py and run_qa.py do.
+"""Fine-tunes stock BERT with transformers' own Trainer, as run_glue.py and run_qa.py do.
 
-    python benchmarks/stock_finetuning.py --task mrpc --data_dir data --model_name_or_path bert-base-uncased \
-        --padding longest --output_dir run --num_train_epochs 3
+    python benchmarks/stock_finetuning.py --task mrpc --data_dir data --model_name_or_path bert --output_dir run
 
-This is the other side of `finetuning_run.py`. It does not import SnugBERT. It takes the arguments of
-`TrainingArguments` and [`Arguments`]. It writes the model, `train_results.json` and `eval_results.json`.
+This is the other side of `finetuning_run.py`. Batches are padded to their longest example. It does not import
+SnugBERT. It takes the arguments of `TrainingArguments` and [`Arguments`]. It writes the model, `train_results.json`
+and `eval_results.json`.
 """
 
 import collections
@@ -21,9 +21,7 @@ from datasets import Dataset, load_dataset
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
-    DataCollatorForTokenClassification,
     DataCollatorWithPadding,
     HfArgumentParser,
     PreTrainedTokenizerBase,
@@ -37,7 +35,6 @@ GLUE = {
     "sst2": ("SST-2", ("sentence",), "label"),
     "mrpc": ("MRPC", ("#1 String", "#2 String"), "Quality"),
 }
-TAGS = ["O", *(f"{mark}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for mark in "BI")]
 # run_qa.py's defaults.
 DOC_STRIDE, N_BEST, MAX_ANSWER_LENGTH = 128, 20, 30
 
@@ -46,18 +43,12 @@ DOC_STRIDE, N_BEST, MAX_ANSWER_LENGTH = 128, 20, 30
 class Arguments:
     """Arguments of the example scripts, and the data folder."""
 
-    task: str = field(metadata={"choices": ["sst2", "mrpc", "conll2003", "squad"]})
-    data_dir: str = field(metadata={"help": "folder with glue/, conll2003/ and squad/"})
+    task: str = field(metadata={"choices": [*GLUE, "squad"]})
+    data_dir: str = field(metadata={"help": "folder with glue/ and squad/"})
     model_name_or_path: str = field()
     max_seq_length: int = field(default=128)
-    padding: str = field(default="longest", metadata={"choices": ["longest", "max_length"]})
     max_train_samples: int | None = field(default=None)
     max_eval_samples: int | None = field(default=None)
-
-    @property
-    def pad_when_tokenizing(self) -> str | bool:
-        """The tokenizer's `padding` argument. If False, the collator pads to the longest example of a batch."""
-        return "max_length" if self.padding == "max_length" else False
 
 
 def first(data: Dataset, number: int | None) -> Dataset:
@@ -81,12 +72,6 @@ def train(trainer: Trainer) -> None:
     trainer.save_state()
 
 
-def train_and_evaluate(trainer: Trainer) -> None:
-    """Trains and evaluates, and saves the model and the metrics."""
-    train(trainer)
-    trainer.save_metrics("eval", trainer.evaluate())
-
-
 # --- sentences --------------------------------------------------------------------------------------------------
 
 
@@ -108,79 +93,24 @@ def run_glue(args: Arguments, training_args: TrainingArguments, tokenizer: PreTr
 
     def tokenize(rows: dict[str, list[Any]]) -> dict[str, Any]:
         sentences = [rows[column] for column in columns]
-        encoded = tokenizer(
-            *sentences, padding=args.pad_when_tokenizing, max_length=args.max_seq_length, truncation=True
-        )
+        encoded = tokenizer(*sentences, max_length=args.max_seq_length, truncation=True)
         return {**encoded, "label": rows[label_column]}
 
     def compute_metrics(prediction: Any) -> dict[str, float]:
         predicted, labels = prediction.predictions.argmax(axis=1), prediction.label_ids
         return {"accuracy": float((predicted == labels).mean()), "f1": float(f1_score(labels, predicted))}
 
-    train_and_evaluate(
-        Trainer(
-            model=AutoModelForSequenceClassification.from_pretrained(args.model_name_or_path, num_labels=2),
-            args=training_args,
-            train_dataset=train_rows.map(tokenize, batched=True, remove_columns=train_rows.column_names),
-            eval_dataset=validation_rows.map(tokenize, batched=True, remove_columns=validation_rows.column_names),
-            compute_metrics=compute_metrics,
-            processing_class=tokenizer,
-            data_collator=DataCollatorWithPadding(tokenizer),
-        )
+    trainer = Trainer(
+        model=AutoModelForSequenceClassification.from_pretrained(args.model_name_or_path, num_labels=2),
+        args=training_args,
+        train_dataset=train_rows.map(tokenize, batched=True, remove_columns=train_rows.column_names),
+        eval_dataset=validation_rows.map(tokenize, batched=True, remove_columns=validation_rows.column_names),
+        compute_metrics=compute_metrics,
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
     )
-
-
-# --- entities ---------------------------------------------------------------------------------------------------
-
-
-def run_ner(args: Arguments, training_args: TrainingArguments, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Tags entities. Metrics: precision, recall and F1 of whole entities."""
-    from seqeval.metrics import f1_score, precision_score, recall_score
-
-    train_rows, validation_rows = load(args, "conll2003/train.jsonl.gz", "conll2003/valid.jsonl.gz", "json")
-
-    def tokenize(rows: dict[str, list[Any]]) -> dict[str, Any]:
-        encoded = tokenizer(
-            rows["tokens"],
-            max_length=args.max_seq_length,
-            padding=args.pad_when_tokenizing,
-            truncation=True,
-            is_split_into_words=True,
-        )
-        encoded["labels"] = []
-        for row, tags in enumerate(rows["ner_tags"]):
-            previous, ids = None, []
-            for word in encoded.word_ids(batch_index=row):
-                ids.append(-100 if word is None or word == previous else TAGS.index(tags[word]))
-                previous = word
-            encoded["labels"].append(ids)
-        return encoded
-
-    def compute_metrics(prediction: Any) -> dict[str, float]:
-        predicted = prediction.predictions.argmax(axis=2)
-        pairs = [
-            [(TAGS[guess], TAGS[truth]) for guess, truth in zip(guesses, truths, strict=True) if truth != -100]
-            for guesses, truths in zip(predicted, prediction.label_ids, strict=True)
-        ]
-        guesses = [[guess for guess, _ in sentence] for sentence in pairs]
-        truths = [[truth for _, truth in sentence] for sentence in pairs]
-        return {
-            "precision": float(precision_score(truths, guesses)),
-            "recall": float(recall_score(truths, guesses)),
-            "f1": float(f1_score(truths, guesses)),
-        }
-
-    train_and_evaluate(
-        Trainer(
-            model=AutoModelForTokenClassification.from_pretrained(args.model_name_or_path, num_labels=len(TAGS)),
-            args=training_args,
-            train_dataset=train_rows.map(tokenize, batched=True, remove_columns=train_rows.column_names),
-            eval_dataset=validation_rows.map(tokenize, batched=True, remove_columns=validation_rows.column_names),
-            compute_metrics=compute_metrics,
-            processing_class=tokenizer,
-            data_collator=DataCollatorForTokenClassification(tokenizer),
-        )
-    )
+    train(trainer)
+    trainer.save_metrics("eval", trainer.evaluate())
 
 
 # --- answers ----------------------------------------------------------------------------------------------------
@@ -199,7 +129,6 @@ def run_qa(args: Arguments, training_args: TrainingArguments, tokenizer: PreTrai
             stride=DOC_STRIDE,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
-            padding=args.pad_when_tokenizing,
         )
 
     def tokenize_train(rows: dict[str, list[Any]]) -> Any:
@@ -316,7 +245,7 @@ def main(argv: list[str]) -> None:
     args, training_args = HfArgumentParser((Arguments, TrainingArguments)).parse_args_into_dataclasses(argv)
     set_seed(training_args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
-    run = {"conll2003": run_ner, "squad": run_qa}.get(args.task, run_glue)
+    run = run_qa if args.task == "squad" else run_glue
     run(args, training_args, tokenizer)
 
 

@@ -1,7 +1,7 @@
 """Rows of fixed sizes: fills packed rows, and chooses the sizes in training and prediction.
 
 Random rows have random sizes. If all rows are padded to a multiple of some number of tokens, they have few sizes. A
-larger multiple gives fewer sizes and more padding. `benchmarks/row_sizes.py` measures both.
+larger multiple gives fewer sizes and more padding (`benchmarks/results/row_sizes_*.md`).
 
 Shapes: N sequences, T tokens in the batch.
 """
