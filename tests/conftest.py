@@ -12,7 +12,6 @@ from pathlib import Path
 import forked
 import pytest
 from bucket import Bucket, serve_folder, use_address
-from fault_proxy import FaultProxy, proxy_faults
 from matplotlib.figure import Figure
 
 # No test may contact the Hub or write to the user's cache. Set before transformers is imported.
@@ -39,6 +38,8 @@ LONG_FILES = (
     "integrations/test_search.py",
     "trainers/pretraining/test_sentence_pairs.py",
     "trainers/finetuning/test_distillation.py",
+    "trainers/pretraining/test_block_windows.py",
+    "invariants/test_kills.py",
     "trainers/pretraining/test_pretrain.py",
     "trainers/run/test_stopping.py",
     "invariants/test_gpu_path.py",
@@ -65,7 +66,6 @@ LONG_FILES = (
     "test_tokenization_snugbert.py",
     "vocabulary/test_extension.py",
     "export/test_export_arguments.py",
-    "trainers/pretraining/test_resume.py",
 )
 
 
@@ -157,25 +157,6 @@ def bucket(_bucket_server: tuple[str, Path]) -> Iterator[Bucket]:
     folder.mkdir()
     with use_address(address):
         yield Bucket(f"s3://{folder.name}", folder)
-
-
-@pytest.fixture(scope="session")
-def _fault_proxy(_bucket_server: tuple[str, Path]) -> Iterator[FaultProxy]:
-    with proxy_faults(_bucket_server[0]) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def faults(bucket: Bucket, _fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """A proxy that injects faults between this process and `bucket`. A store that does not answer is soon an error."""
-    with use_address(_fault_proxy.address):
-        from snugbert.storage import urls  # after the environment is set, above
-
-        monkeypatch.setattr(urls, "S3_RETRIES", {"mode": "adaptive", "total_max_attempts": 2})
-        urls.list_files(bucket.url)  # opens the connection
-        _fault_proxy.requests.clear()
-        yield _fault_proxy
-        _fault_proxy.heal()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-PROBLEM = "Triton is missing. Install the package triton."
 
 
 def list_compiled(model: torch.nn.Module) -> list[str]:
@@ -53,7 +52,7 @@ def test_no_mode_uses_the_cuda_graphs_of_torch(monkeypatch):
     ("trainer_class", "device", "chosen", "passes", "problem", "compiles", "line"),
     [
         (PretrainingTrainer, CUDA, None, 2, None, True, "compiling: layers, embeddings, masked token head."),
-        (PretrainingTrainer, CUDA, None, 2, PROBLEM, False, f"not compiled: {PROBLEM}"),
+        (PretrainingTrainer, CUDA, None, 2, "Triton is missing.", False, "not compiled: Triton is missing."),
         (PretrainingTrainer, CUDA, False, 2, None, False, None),
         (PretrainingTrainer, CPU, None, 2, None, False, None),
         (FineTuningTrainer, CUDA, None, COMPILE_PASSES, None, True, "compiling: layers"),
@@ -74,9 +73,20 @@ def test_when_runs_compile(trainer_class, device, chosen, passes, problem, compi
     assert caplog.messages[0].startswith(line) if line else not caplog.messages
 
 
-def test_a_compiler_that_the_user_asked_for_must_work(tmp_path, monkeypatch):
+def test_a_failure_of_the_compiler_is_a_short_error(tmp_path, monkeypatch):
+    """At the start, if the user asked for a compiler, and during training."""
+
     def fail(*_):
         raise RuntimeError("no gcc" + 1000 * " and more")
+
+    def fail_later(*_, **kwargs):
+        raise TorchDynamoException("no registers left" + 1000 * " and more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingTrainer, "compute_loss", fail_later)
+        with pytest.raises(InputError, match=r"no registers left.* with --torch_compile false") as caught:
+            make_trainer(tmp_path, max_steps=1).train()
+    assert len(str(caught.value)) < 500
 
     find = compilation.find_compiler_problem.__wrapped__  # without the cache
     monkeypatch.setattr(torch, "compile", lambda *_, **options: fail)
@@ -88,15 +98,3 @@ def test_a_compiler_that_the_user_asked_for_must_work(tmp_path, monkeypatch):
     ) as caught:
         make_trainer(tmp_path, torch_compile=True)
     assert len(str(caught.value)) < 600
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    assert find(CPU) is None
-
-
-def test_a_failure_of_the_compiler_is_a_short_error(tmp_path, monkeypatch):
-    def fail(*_, **kwargs):
-        raise TorchDynamoException("no registers left" + 1000 * " and more")
-
-    monkeypatch.setattr(PretrainingTrainer, "compute_loss", fail)
-    with pytest.raises(InputError, match=r"no registers left.* with --torch_compile false") as caught:
-        make_trainer(tmp_path, max_steps=1).train()
-    assert len(str(caught.value)) < 500

@@ -53,6 +53,7 @@ def make_step(model):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("head", "most"), [*((head, 32) for head in HEADS), ("ForMaskedLM", 1)])
 def test_graphs_change_nothing(head, most, monkeypatch):
     """With dropout and accumulation. Losses and weights are the same bits. Sizes beyond the limit run eagerly."""
@@ -60,7 +61,7 @@ def test_graphs_change_nothing(head, most, monkeypatch):
     eager = ours_and_stock(head, **DROPOUT)[0].train()
     model = copy.deepcopy(eager)
     graphs = CudaGraphs(make_step(model), model)
-    batches = make_batches(head, 14)
+    batches = make_batches(head, 9)
     with emulated_graphs():
         expected = train(eager, make_step(eager), batches)
         losses = train(model, graphs, batches)
@@ -179,38 +180,27 @@ def test_threads_get_their_own_results():
             assert all(threads.map(predict, range(60)))
 
 
-def failing_step(model, error):
-    """Returns a step whose third call, the recording, raises `error`."""
-    calls = []
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("broken")])
+def test_a_recording_that_fails(error, log):
+    """Without memory, the step runs eagerly. Other errors name the remedy."""
+    model, batches, calls = ours_and_stock("Model")[0].eval(), make_batches("Model", 6)[::2], []
 
     def step(batch):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 3:  # the recording
             raise error
         return model(**batch).pooler_output
 
-    return step
-
-
-def test_without_memory_for_a_recording_the_step_runs_eagerly(log):
-    model, batches = ours_and_stock("Model")[0].eval(), make_batches("Model", 6)[::2]
-    graphs = CudaGraphs(failing_step(model, torch.OutOfMemoryError()), model)
+    graphs = CudaGraphs(step, model)
     with emulated_graphs(), torch.no_grad():
         graphs(batches[0])
         graphs(batches[1])
-        assert graphs(batches[2]).equal(model(**batches[2]).pooler_output)
-    assert graphs.count == 0 and "too little free memory" in log.messages[-1]
-
-
-def test_a_failed_recording_names_the_remedy():
-    model, batches = ours_and_stock("Model")[0].eval(), make_batches("Model", 6)[::2]
-    graphs = CudaGraphs(failing_step(model, RuntimeError("broken")), model)
-    message = r"could not be recorded \(RuntimeError: broken\).*--cuda_graphs false"
-    with emulated_graphs(), torch.no_grad():
-        graphs(batches[0])
-        graphs(batches[1])
-        with pytest.raises(InputError, match=message):
-            graphs(batches[2])
+        if isinstance(error, torch.OutOfMemoryError):
+            assert graphs(batches[2]).equal(model(**batches[2]).pooler_output)
+            assert graphs.count == 0 and "too little free memory" in log.messages[-1]
+        else:
+            with pytest.raises(InputError, match=r"recorded \(RuntimeError: broken\).*--cuda_graphs false"):
+                graphs(batches[2])
 
 
 def test_without_memory_the_graphs_are_dropped(log):

@@ -22,7 +22,6 @@ except ModuleNotFoundError as error:
     s3fs = None
 
 KEY, SECRET = "LONGKEYID", "SECRETSECRET"
-_connections: dict[str, dict] = {}  # of each address
 
 
 class Bucket(NamedTuple):
@@ -62,7 +61,7 @@ def _read_address(server: subprocess.Popen) -> str:
 
 @contextmanager
 def use_address(address: str) -> Iterator[None]:
-    """Points s3fs in this process to a server."""
+    """Points new connections of s3fs in this process to a server. fsspec finds old ones by the URL alone."""
     env = {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -75,20 +74,5 @@ def use_address(address: str) -> Iterator[None]:
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
-    with mock.patch.dict(os.environ, env), _connections_of(address):
+    with mock.patch.dict(os.environ, env):
         yield
-
-
-@contextmanager
-def _connections_of(address: str) -> Iterator[None]:
-    """Keeps the connections to each address apart. fsspec finds them by the URL alone. A new one takes 0.3 seconds."""
-    cache = s3fs.S3FileSystem._cache
-    others = dict(cache)
-    cache.clear()
-    cache.update(_connections.get(address, {}))
-    try:
-        yield
-    finally:
-        _connections[address] = dict(cache)
-        cache.clear()
-        cache.update(others)

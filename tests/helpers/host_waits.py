@@ -4,7 +4,7 @@ Reading a value, or a result whose shape depends on values, makes the host wait 
 from the CPU to the GPU cannot be seen on a CPU.
 """
 
-import traceback
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,18 +29,18 @@ READS = {
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # These read the values of a CPU tensor without an operation. Of a GPU tensor, they copy it first.
 METHODS = ("tolist", "numpy", "cpu", "__array__")
-OUR_FOLDERS = [Path(__file__).parents[2] / name for name in ("snugbert", "tests", "benchmarks")]
+OUR_FOLDERS = tuple(str(Path(__file__).parents[2] / name) for name in ("snugbert", "tests", "benchmarks"))
 
 
 def _find_caller() -> str:
     """Returns the file and line in this repository that ran the operation. *Example:* modeling_snugbert.py:12"""
-    files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_stack()]
-    ours = [
-        (file.name, line)
-        for file, line in files
-        if file != Path(__file__) and any(map(file.is_relative_to, OUR_FOLDERS))
-    ]
-    return "{}:{}".format(*ours[-1]) if ours else "outside the repository"
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(OUR_FOLDERS) and file != __file__:
+            return f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "outside the repository"
 
 
 class OperatorMode(TorchDispatchMode):

@@ -1,11 +1,12 @@
 """Pretraining without text: a corpus of given token ids, and a tiny model on random examples."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import parity
 import torch
-from parity import perturb
 from torch.nn.utils.rnn import pad_sequence
 
 import snugbert
@@ -18,6 +19,18 @@ from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 
 VOCAB_SIZE, MASK = 200, 4
 MAX_SEQ_LENGTH = 20
+# transformers 5.23 renamed it; 5.17 has the old name only.
+FIELDS = PretrainingArguments.__dataclass_fields__
+CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in FIELDS else "gradient_checkpointing"
+ARGUMENTS = {
+    "per_device_train_batch_size": 8,
+    "learning_rate": 1e-3,
+    "logging_steps": 1,
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+}
+TIMES = ("runtime", "per_second", "preparation_time")
 
 
 def make_corpus(blocks: list[list[list[list[int]]]]) -> Corpus:
@@ -65,19 +78,7 @@ class ExamplesWithoutPairs(RandomExamples):
 
 def packed(examples: list[dict[str, Any]]) -> dict[str, Any]:
     """Examples as one packed batch."""
-    lengths = torch.tensor([len(example["input_ids"]) for example in examples])
-    batch = {
-        "input_ids": torch.cat([example["input_ids"] for example in examples])[None],
-        "token_type_ids": torch.zeros(1, int(lengths.sum()), dtype=torch.long),
-        "position_ids": torch.cat([torch.arange(int(length)) for length in lengths])[None],
-        "cu_seq_lens_q": torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32),
-        "max_length_q": int(lengths.max()),
-        "labels": torch.cat([example["labels"] for example in examples])[None],
-    }
-    batch["label_indices"] = (batch["labels"][0] != -100).nonzero().squeeze(1)
-    if "next_sentence_label" in examples[0]:
-        batch["next_sentence_label"] = torch.tensor([example["next_sentence_label"] for example in examples])
-    return batch
+    return parity.packed(padded(examples))
 
 
 def padded(examples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,6 +111,23 @@ def tiny_model(dropout: float = 0.0, model: Any = snugbert.SnugBertForPreTrainin
     return model(config)
 
 
+def note_batches(trainer: PretrainingTrainer, read: Callable[[list[dict]], Any]) -> None:
+    """Notes what `read` returns for the batches of each step in `trainer.seen`."""
+    trainer.seen, get_batch_samples = [], trainer.get_batch_samples
+
+    def get_and_note(*arguments):
+        batches, labels = get_batch_samples(*arguments)
+        trainer.seen.append(read(batches))
+        return batches, labels
+
+    trainer.get_batch_samples = get_and_note
+
+
+def without_times(log: list[dict]) -> list[dict]:
+    """The lines of a log without times, which differ between equal runs."""
+    return [{name: value for name, value in line.items() if not name.endswith(TIMES)} for line in log]
+
+
 def make_pair(config: snugbert.SnugBertConfig) -> ElectraPair:
     """A discriminator and a generator of a quarter of its width, with random weights."""
     generator = snugbert.SnugBertForMaskedLM(shrink_config(config, 0.25))
@@ -119,7 +137,7 @@ def make_pair(config: snugbert.SnugBertConfig) -> ElectraPair:
 def make_teacher() -> snugbert.SnugBertForMaskedLM:
     """A masked language model with dropout and other weights than [`tiny_model`]."""
     teacher = tiny_model(dropout=0.1, model=snugbert.SnugBertForMaskedLM).train()
-    perturb(teacher)
+    parity.perturb(teacher)
     return teacher
 
 
@@ -137,16 +155,7 @@ def make_trainer(
 
     The first steps can be on [`ExamplesWithoutPairs`].
     """
-    defaults = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": 8,
-        "learning_rate": 1e-3,
-        "warmup_steps": 0,
-        "logging_steps": 1,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-    }
+    defaults = {"output_dir": str(folder), "warmup_steps": 0, **ARGUMENTS}
     dataset, args = RandomExamples(size), PretrainingArguments(**defaults | arguments)
     phases = None
     if steps_without_pairs:

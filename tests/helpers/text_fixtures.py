@@ -27,15 +27,13 @@ def corpus(data_dir, tokenizer) -> Corpus:
 
 
 @pytest.fixture(scope="session")
-def corpora(data_dir, tokenizer, corpus) -> dict[str, Corpus]:
-    """Books, Wikipedia and WikiText-2."""
-    files = {"books_en": "books_en/train-00.txt.gz", "wiki_en": "wiki_en/train.txt.gz"}
-    return {name: read_corpus(data_dir / file, tokenizer) for name, file in files.items()} | {"wikitext2": corpus}
+def books(data_dir, tokenizer) -> Corpus:
+    return read_corpus(data_dir / "books_en/train-00.txt.gz", tokenizer, share=0.4)
 
 
-def read_corpus(file: Path, tokenizer) -> Corpus:
-    documents = []
-    for document in read_documents([file]):
+def read_corpus(file: Path, tokenizer, share: float = 1.0) -> Corpus:
+    documents, texts = [], list(read_documents([file]))
+    for document in texts[: round(share * len(texts))]:
         encoded = tokenizer(split_sentences(document, "en"), add_special_tokens=False, verbose=False)
         documents.append([sentence for sentence in encoded["input_ids"] if sentence])
     third = len(documents) // 3

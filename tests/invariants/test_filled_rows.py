@@ -12,7 +12,7 @@ from host_waits import count_host_waits
 from parity import HEADS, ours_and_stock, packed, ragged_batch
 from reference_kernels import acting_as_gpu
 from safetensors.torch import load_file
-from synthetic import make_trainer
+from synthetic import make_trainer, without_times
 from transformers import TrainerCallback
 
 import snugbert
@@ -81,11 +81,11 @@ def test_loss_outputs_and_gradients_equal_in_float64(kind, path):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: name + text)
 
 
-@pytest.mark.parametrize("kind", ["regression", "several labels"])
-def test_a_label_that_is_nan_is_not_ignored(kind):
-    row = make_batch(kind)
-    row["labels"][1] = torch.nan
-    assert make_model(kind)(**pad_row(row, 128)).loss.isnan()
+def test_a_label_that_is_nan_is_not_ignored():
+    for kind in ("regression", "several labels"):
+        row = make_batch(kind)
+        row["labels"][1] = torch.nan
+        assert make_model(kind)(**pad_row(row, 128)).loss.isnan()
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient"])
@@ -106,7 +106,7 @@ class Kill(TrainerCallback):
 
 
 def train(folder: Path, settings: dict, resume: bool = False, kill: bool = False) -> None:
-    trainer = make_trainer(folder, max_steps=4, save_steps=2, per_device_eval_batch_size=3, **settings)
+    trainer = make_trainer(folder, max_steps=3, save_steps=2, per_device_eval_batch_size=3, **settings)
     if kill:
         trainer.add_callback(Kill)
 
@@ -130,8 +130,7 @@ def test_two_processes_accumulation_and_a_kill_equal_one_process_without_filled_
     process = forked.run(train, filled, halves | {"pad_to_multiple_of": 100}, True, processes=2)
     assert process.returncode == 0, process.stderr
     logs = [read_json(folder / "trainer_state.json")["log_history"] for folder in (filled, plain)]
-    for line, expected in zip(*logs, strict=True):
-        times = [name for name in expected if name.endswith(("runtime", "per_second"))]
-        assert line == pytest.approx(expected | {name: line[name] for name in times}, rel=2e-5)
+    for line, expected in zip(*map(without_times, logs), strict=True):
+        assert line == pytest.approx(expected, rel=2e-5)
     weights = [load_file(folder / "model.safetensors") for folder in (filled, plain)]
     torch.testing.assert_close(*weights, atol=2e-5, rtol=0)

@@ -26,8 +26,10 @@ def hard_batch(head: str) -> dict[str, torch.Tensor]:
     return inputs
 
 
-@pytest.mark.parametrize("kernel", ["flash", "efficient"])
-@pytest.mark.parametrize("layout", ["padded", "packed"])
+LAYOUTS = [("padded", "flash"), ("packed", "efficient")]
+
+
+@pytest.mark.parametrize(("layout", "kernel"), LAYOUTS)
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head_equals_the_cpu(head, layout, kernel):
     on_cpu, on_gpu = (ours_and_stock(head)[0].train() for _ in range(2))
@@ -117,8 +119,7 @@ def test_functional_calls_differentiate_joined_projections():
             torch.testing.assert_close(gradient[index], each, atol=1e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+@pytest.mark.parametrize(("kernel", "layout"), [("flash", "packed"), ("efficient", "padded")])
 def test_labels_on_every_token_equal_the_cpu(layout, kernel):
     """The last layer then computes first tokens twice, so a sequence has more queries than tokens."""
     on_cpu, on_gpu = (ours_and_stock("ForMaskedLM")[0].train() for _ in range(2))
@@ -159,15 +160,10 @@ def test_a_packed_step_does_not_wait_and_a_padded_step_waits_once(head):
     finds_labels = head in ("ForPreTraining", "ForMaskedLM")
     assert len(step_waits(head, bare)) == 1 + finds_labels
 
-
-@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
-def test_a_batch_without_padding_or_with_a_4d_mask_waits_at_most_once(head):
-    inputs = ragged_batch(head, ragged=False)
-    finds_labels = head == "ForMaskedLM"
-    mask = inputs.pop("attention_mask")
-    assert len(step_waits(head, inputs)) == finds_labels
-    four_dimensional = inputs | {"attention_mask": mask[:, None, None].bool()}
-    assert len(step_waits(head, four_dimensional)) == finds_labels
+    if not finds_labels and head != "ForMultipleChoice":
+        inputs = ragged_batch(head, ragged=False)
+        mask = inputs.pop("attention_mask")
+        assert step_waits(head, inputs) == step_waits(head, inputs | {"attention_mask": mask[:, None, None] > 0}) == []
 
 
 @pytest.mark.parametrize(
@@ -194,18 +190,16 @@ def test_wrong_boundaries_and_positions_stop_the_kernels(wrong, message):
     [
         # Masked tokens are a part of pretraining, and multiple choice has what the heads on first tokens have.
         ("ForPreTraining", "flash", "absolute"),
-        ("ForPreTraining", "efficient", "absolute"),
         ("ForQuestionAnswering", "flash", "absolute"),
         ("ForMultipleChoice", "flash", "absolute"),
-        ("ForTokenClassification", "flash", "after_padding"),
+        ("ForTokenClassification", "efficient", "after_padding"),
     ],
 )
 def test_a_packed_step_compiles_to_one_graph(head, kernel, positions):
     """Batches of random sizes. The compiled and the eager model have the same gradients, with dropout."""
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     layers = 2 if head == "ForPreTraining" else 1  # the last layer computes fewer tokens
-    eager = ours_and_stock(head, num_hidden_layers=layers, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)[
-        0
-    ]
+    eager, _ = ours_and_stock(head, num_hidden_layers=layers, **dropout)
     if positions != "absolute":
         fields = eager.config.to_dict() | {"position_embedding_type": positions}
         eager = type(eager)(SnugBertConfig.from_dict(fields))
@@ -216,51 +210,25 @@ def test_a_packed_step_compiles_to_one_graph(head, kernel, positions):
     compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=backend)
     generator = torch.Generator().manual_seed(2)
     with acting_as_gpu(kernel):
-        for step in range(8):
+        for step in range(4):
             batch, length = (int(torch.randint(low, high, (), generator=generator)) for low, high in ((2, 9), (9, 30)))
             inputs = packed(ragged_batch(head, batch=batch, length=length))
             if positions != "absolute":
                 del inputs["position_ids"]  # the model computes them
-            with torch._dynamo.config.patch(error_on_recompile=step > 2):
+            with torch._dynamo.config.patch(error_on_recompile=step > 1):
                 for each in (eager, compiled):
                     torch.manual_seed(step)
                     scalar(each.train()(**inputs)).backward()
             assert_same_gradients(model, eager)
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_gradient_checkpointing_changes_nothing(use_reentrant):
-    """The dropout masks are the same, too."""
-    gradients = []
-    for checkpointing in (False, True):
-        ours, _ = ours_and_stock("ForPreTraining", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-        if checkpointing:
-            # transformers 5.23 renamed it; 5.17 has the old name only.
-            enable = getattr(ours, "activation_checkpointing_enable", None) or ours.gradient_checkpointing_enable
-            enable({"use_reentrant": use_reentrant})
-        with acting_as_gpu() as calls:
-            torch.manual_seed(3)
-            ours.train()(**packed(ragged_batch("ForPreTraining"))).loss.backward()
-        assert calls.count("_efficient_attention_forward") == 3 * (1 + checkpointing)
-        gradients.append([parameter.grad for parameter in ours.parameters()])
-    torch.testing.assert_close(*gradients)
-
-
-def test_inference_mode_equals_training_without_dropout():
-    ours, _ = ours_and_stock("ForPreTraining")
-    inputs = packed(ragged_batch("ForPreTraining"))
-    with acting_as_gpu():
-        expected = ours.eval()(**inputs)
-        with torch.inference_mode():
-            outputs = ours(**inputs)
-    for name, value in expected.items():
-        torch.testing.assert_close(outputs[name], value)
-
-
-def test_autocast_runs_flash_attention():
+def test_inference_mode_equals_training_and_autocast_runs_flash_attention():
     ours, _ = ours_and_stock("ForPreTraining")
     inputs = packed(ragged_batch("ForPreTraining"))
     expected = ours.train()(**inputs).loss
+    with acting_as_gpu(), torch.inference_mode():
+        torch.testing.assert_close(ours.eval()(**inputs).loss, expected)
+    ours.train()
     with acting_as_gpu() as calls:
         with torch.autocast("cpu", torch.bfloat16):
             loss = ours(**inputs).loss

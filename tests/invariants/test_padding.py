@@ -1,20 +1,18 @@
 """Padded = packed = stock BERT without padding, forward and backward, for all kinds of batches."""
 
 import gzip
-import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
 from parity import CONFIG, HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import snugbert
 
 pytestmark = pytest.mark.slow
 
-SEQUENCE_LABELS = ("next_sentence_label", "start_positions", "end_positions")
+LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 
 
 def make_batch(case: str, head: str) -> dict[str, torch.Tensor]:
@@ -84,9 +82,10 @@ def compute_loss(output) -> torch.Tensor:
 
 
 CASES = ["ragged", "even", "one sequence", "one token", "longest", "left", "holes"]
-SDPA = [(head, case, "sdpa") for head in HEADS for case in CASES]
-# Eager attention differs by the mask and by the queries of the last layer, not by the head.
-EAGER = [(head, "ragged", "eager") for head in HEADS] + [("ForPreTraining", case, "eager") for case in CASES[1:]]
+# Heads differ by the tokens that they read. Eager attention differs by the mask and the queries of the last layer.
+SDPA = [(head, case, "sdpa") for head in HEADS for case in ("ragged", "holes")]
+SDPA += [(head, case, "sdpa") for head in ("ForPreTraining", "ForQuestionAnswering") for case in CASES[1:-1]]
+EAGER = [("ForPreTraining", case, "eager") for case in CASES] + [("ForMultipleChoice", "ragged", "eager")]
 
 
 @pytest.mark.parametrize(("head", "case", "attention"), SDPA + EAGER)
@@ -104,8 +103,7 @@ def test_padded_is_packed_is_stock_bert(head, case, attention):
             torch.testing.assert_close(compute_loss(output), expected_loss, atol=2e-5, rtol=1e-5)
             compute_loss(output).backward()
             assert_same_gradients(ours, stock, tolerance=2e-5)
-        without_labels = {n: v for n, v in batch.items() if n != "labels" and n not in SEQUENCE_LABELS}
-        output = ours.eval()(**without_labels)
+        output = ours.eval()(**{n: v for n, v in batch.items() if n not in LABELS})
         for name, value in expected.items():
             mine = output[name]
             if mine.shape[:2] == real.shape and value.shape[:1] == (real.sum(),):
@@ -115,21 +113,19 @@ def test_padded_is_packed_is_stock_bert(head, case, attention):
             torch.testing.assert_close(mine, value, atol=2e-6, rtol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("head", ["Model", "ForPreTraining"])
-def test_word_embeddings_instead_of_ids(head):
-    ours, stock = ours_and_stock(head)
-    inputs = ragged_batch(head)
-    expected_loss, _ = stock_alone(stock, head, inputs)
+def test_word_embeddings_instead_of_ids():
+    ours, stock = ours_and_stock("ForPreTraining")
+    inputs = ragged_batch("ForPreTraining")
+    expected_loss, _ = stock_alone(stock, "ForPreTraining", inputs)
     for batch in (inputs, packed(inputs)):
         embeds = ours.get_input_embeddings()(batch.pop("input_ids")).detach().requires_grad_()
-        loss = compute_loss(ours(**batch, inputs_embeds=embeds))
+        loss = ours(**batch, inputs_embeds=embeds).loss
         torch.testing.assert_close(loss, expected_loss, atol=2e-5, rtol=1e-5)
         (gradient,) = torch.autograd.grad(loss, embeds)
         assert (gradient.norm(dim=-1) > 0).equal(batch.get("attention_mask", torch.ones(gradient.shape[:2])) > 0)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("head", "attention"), [*((head, "sdpa") for head in HEADS), ("Model", "eager")])
 def test_a_row_without_tokens_changes_no_other_row(head, attention):
     """Its hidden states are zero, and its pooled output is the pooled zero vector. It still counts as a sequence."""
     ours, _ = ours_and_stock(head)
@@ -138,7 +134,7 @@ def test_a_row_without_tokens_changes_no_other_row(head, attention):
     empty, others = [2, 5], [0, 1, 3, 4]
     inputs["attention_mask"][empty] = 0
     for name, value in inputs.items():
-        if name in ("labels", *SEQUENCE_LABELS):
+        if name in LABELS:
             value[empty] = -100
     alone = {name: value[others] for name, value in inputs.items()}
     for batch, batch_alone in ((inputs, alone), (packed(inputs), packed(alone))):
@@ -150,8 +146,7 @@ def test_a_row_without_tokens_changes_no_other_row(head, attention):
             loss.backward()
             gradients.append([p.grad.clone() for p in ours.parameters() if p.grad is not None])
         torch.testing.assert_close(*gradients, atol=2e-6, rtol=1e-4)
-    labels = ("labels", *SEQUENCE_LABELS)
-    inputs, alone = ({n: v for n, v in batch.items() if n not in labels} for batch in (inputs, alone))
+    inputs, alone = ({n: v for n, v in batch.items() if n not in LABELS} for batch in (inputs, alone))
     output, expected = ours.eval()(**inputs), ours(**alone)
     for name, value in expected.items():
         torch.testing.assert_close(output[name][others], value, atol=2e-6, rtol=1e-5)
@@ -161,12 +156,10 @@ def test_a_row_without_tokens_changes_no_other_row(head, attention):
         torch.testing.assert_close(ours(**packed(inputs)).pooler_output, output.pooler_output, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("head", ["ForPreTraining", "ForMaskedLM", "ForTokenClassification"])
-def test_without_labeled_tokens_the_loss_is_zero_and_has_gradients(head, attention):
+def test_without_labeled_tokens_the_loss_is_zero_and_has_gradients(head):
     """Every parameter has a zero gradient. Data-parallel training would wait for a missing one."""
     ours, _ = ours_and_stock(head)
-    ours.set_attn_implementation(attention)
     inputs = ragged_batch(head)
     inputs["labels"] = torch.full_like(inputs["labels"], -100)
     inputs.pop("next_sentence_label", None)
@@ -227,9 +220,10 @@ def test_a_block_mask_equals_a_packed_batch(attention):
         torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_other_dtypes_compiled_or_not(dtype, attention):
+@pytest.mark.parametrize(
+    ("dtype", "attention"), [(torch.float64, "sdpa"), (torch.float64, "eager"), (torch.float16, "sdpa")]
+)
+def test_other_dtypes(dtype, attention):
     """The float64 model also runs under autocast, which does not affect it."""
     ours, _ = ours_and_stock("ForPreTraining")
     ours.set_attn_implementation(attention)
@@ -237,16 +231,15 @@ def test_other_dtypes_compiled_or_not(dtype, attention):
     expected = ours(**inputs).loss
     ours.to(dtype)
     tolerance = 1e-5 if dtype == torch.float64 else 0.05
-    for model in (ours, torch.compile(ours, backend="eager"))[: 2 if attention == "sdpa" else 1]:
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float64):
-            loss = model(**inputs).loss
-        loss.backward()
-        assert abs(loss.item() - expected.item()) < tolerance
-        assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float64):
+        loss = ours(**inputs).loss
+    loss.backward()
+    assert abs(loss.item() - expected.item()) < tolerance
+    assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
 
 
 def test_real_weights_and_512_tokens(minilm, data_dir):
-    """Padded and packed batches of real text equal stock BERT. The bfloat16 error is at most three times as large."""
+    """Padded and packed batches of real text equal stock BERT."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     stock, ours = (one.from_pretrained(minilm).eval() for one in (transformers.BertModel, snugbert.SnugBertModel))
     with gzip.open(data_dir / "wikitext2/valid.docs.txt.gz", "rt", encoding="utf-8") as file:
@@ -255,34 +248,15 @@ def test_real_weights_and_512_tokens(minilm, data_dir):
     inputs = dict(tokenizer(*pair, padding=True, truncation=True, max_length=512, return_tensors="pt"))
     assert inputs["input_ids"].shape == (2, 512)
     real = inputs["attention_mask"].bool()
-
-    def run(model, batch):
-        model.zero_grad()
-        output = model(**batch)
-        outputs = [value.float() for value in output.values()]
-        outputs = [value[real] if value.shape[:2] == real.shape else value for value in outputs]
-        outputs = [value[0] if value.shape[:2] == (1, real.sum()) else value for value in outputs]
-        sum((value**2).sum() for value in outputs).backward()
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-        return torch.cat([value.flatten() for value in outputs]).detach(), gradients
-
-    expected, expected_gradients = run(stock, inputs)
-    largest = max(gradient.norm() for gradient in expected_gradients.values())
+    expected = stock(**inputs).last_hidden_state[real]
+    (expected**2).sum().backward()
     for batch in (inputs, packed(inputs)):
-        output, gradients = run(ours, batch)
+        ours.zero_grad()
+        output = ours(**batch).last_hidden_state
+        output = output[real] if output.shape[:2] == real.shape else output[0]
         torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
-        for name, gradient in expected_gradients.items():
-            difference = (gradients[name] - gradient).norm()
-            assert difference <= 2e-5 * gradient.norm() + 1e-6 * largest, (name, difference, gradient.norm())
-    errors = []
-    with torch.autocast("cpu", torch.bfloat16):
-        for model in (ours, stock):
-            output, gradients = run(model, inputs)
-            gradient_errors = torch.stack([(gradients[n] - g).norm() for n, g in expected_gradients.items()])
-            errors.append(((output - expected).norm(), gradient_errors.norm()))
-    (our_error, our_gradient_error), (stock_error, stock_gradient_error) = errors
-    assert our_error <= 3 * stock_error
-    assert our_gradient_error <= 3 * stock_gradient_error
+        (output**2).sum().backward()
+        assert_same_gradients(ours, stock, tolerance=2e-5)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -309,36 +283,6 @@ def test_bfloat16_error_is_at_most_three_times_that_of_stock_bert(head):
     stock_error = error(stock, inputs)
     for batch in (inputs, packed(inputs)):
         assert 0 < error(ours, batch) <= 3 * stock_error
-
-
-class Shapes(TorchDispatchMode):
-    """Records the shape of every computed tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen: set[tuple[int, ...]] = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **kwargs or {})
-        self.seen |= {
-            tuple(value.shape) for value in torch.utils._pytree.tree_leaves(result) if torch.is_tensor(value)
-        }
-        return result
-
-
-def test_nothing_is_computed_on_padding_in_a_training_step():
-    """No hidden state includes padding, and logits are computed for labeled tokens only."""
-    ours, _ = ours_and_stock("ForPreTraining", hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    inputs = ragged_batch("ForPreTraining")
-    tokens, labeled = int(inputs["attention_mask"].sum()), int((inputs["labels"] != -100).sum())
-    with Shapes() as shapes:
-        ours.train()(**inputs).loss.backward()
-    hidden, vocabulary = CONFIG["hidden_size"], CONFIG["vocab_size"]
-    hidden_shapes = {shape[:-1] for shape in shapes.seen if len(shape) > 1 and shape[-1] == hidden}
-    parameters = {vocabulary, hidden, CONFIG["max_position_embeddings"], CONFIG["intermediate_size"], 2}
-    assert max({math.prod(rows) for rows in hidden_shapes} - parameters) == tokens
-    logit_rows = {math.prod(shape[:-1]) for shape in shapes.seen if len(shape) > 1 and shape[-1] == vocabulary}
-    assert logit_rows - {hidden, 1} == {labeled}
 
 
 def test_the_last_layer_computes_only_the_needed_tokens():

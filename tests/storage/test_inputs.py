@@ -64,14 +64,14 @@ def test_a_folder_is_copied_without_checkpoints_and_again_when_it_changes(bucket
 
 def test_a_folder_that_changes_while_it_is_copied_is_refused(bucket, monkeypatch):
     write(bucket.folder, run__config="c1", run__weights="w1")
-    real = staging.download
+    real = staging.download_files
 
     def change_and_download(*args):
         write(bucket.folder, run__config="c2", run__weights="w2")
         real(*args)
 
     with monkeypatch.context() as patch, pytest.raises(InputError, match=r"/run/\w+ changed while it was read"):
-        patch.setattr(staging, "download", change_and_download)
+        patch.setattr(staging, "download_files", change_and_download)
         stage(f"{bucket.url}/run", "--init")
     (folder,) = stage(f"{bucket.url}/run", "--init")
     assert [(folder / name).read_text() for name in ("config", "weights")] == ["c2", "w2"]

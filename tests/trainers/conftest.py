@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from text_fixtures import corpora, corpus, small, small_blocks, tokenizer, words_tokenizer  # noqa: F401
+from text_fixtures import books, corpus, small, small_blocks, tokenizer, words_tokenizer  # noqa: F401
 
 import snugbert
 

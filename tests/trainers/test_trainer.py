@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from parity import CONFIG
-from torch.utils.data import TensorDataset
+from synthetic import make_trainer
 from transformers import Trainer, TrainingArguments
 
 import snugbert
@@ -25,37 +25,18 @@ PAGE = Path(__file__).parents[2] / "docs/decisions/private-methods-of-trainer.md
 def test_a_resumed_run_prints_lines_and_no_false_warnings(tmp_path, capsys, caplog, monkeypatch):
     """Tied weights are stored once. Trainer reports the other name as missing."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    torch.manual_seed(0)
-    ids = torch.randint(5, CONFIG["vocab_size"], (8, 6))
-
-    def train(max_steps: int, resume: bool) -> RunTrainer:
-        options = {"max_steps": max_steps, "save_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 2}
-        trainer = RunTrainer(
-            model=snugbert.SnugBertForMaskedLM(snugbert.SnugBertConfig(**CONFIG)),
-            args=TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, seed=1, **options),
-            train_dataset=TensorDataset(ids),
-            data_collator=lambda rows: {
-                "input_ids": torch.stack([row[0] for row in rows]),
-                "labels": ids[: len(rows)],
-            },
-        )
-        trainer.train(resume_from_checkpoint=resume or None)
-        return trainer
-
-    umask = os.umask(0o027)
-    train(2, resume=False).save_model()
+    trainer, umask = make_trainer(tmp_path, max_steps=2, save_steps=2), os.umask(0o027)
+    trainer.train()
+    trainer.save_model()
     os.umask(umask)
     for folder in (tmp_path, tmp_path / "checkpoint-2"):
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.is_file()} == {0o640}
-    first = capsys.readouterr()
-    assert [line.split("  ")[0] for line in first.err.splitlines() if "loss" in line] == ["step 1/2", "step 2/2"]
-    assert "{" not in first.out + first.err
-    trainer = train(4, resume=True)
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in printed if "loss" in line] == ["step 1/2", "step 2/2"]
+    trainer = make_trainer(tmp_path, max_steps=4, save_steps=2)
+    trainer.train(resume_from_checkpoint=True)
     assert "missing keys" not in caplog.text
-    # Log files keep all values.
-    assert {"loss", "grad_norm", "learning_rate", "epoch", "step"} <= trainer.state.log_history[-2].keys()
-    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
-    assert [line["step"] for line in state["log_history"]] == [1, 2, 3, 4]
+    assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 3, 4]
 
 
 def test_metrics_are_written_completely_or_not_at_all(tmp_path, monkeypatch):
@@ -80,8 +61,10 @@ def test_metrics_are_written_completely_or_not_at_all(tmp_path, monkeypatch):
     }
 
 
-def test_batches_without_token_labels_stay_as_they_are():
-    mask = torch.ones(1, 2)
+def test_labels_at_padding_are_ignored_and_other_batches_stay_as_they_are():
+    mask = torch.tensor([[1, 0]])
+    batch = {"labels": torch.tensor([[2, 2]]), "attention_mask": mask}
+    assert IgnorePadding(lambda rows: rows)(batch)["labels"].tolist() == [[2, -100]]
     for batch in ([torch.ones(2)], {"labels": [[1, 2]], "attention_mask": mask}, {"labels": torch.ones(1, 2).long()}):
         assert IgnorePadding(lambda rows: rows)(batch) is batch
 

@@ -39,19 +39,9 @@ def test_full_sentences_by_hand(tokenizer, tmp_path):
     assert dataset.next_share is None
 
 
-def test_full_sentences_are_full(tokenizer, corpus, tmp_path):
-    dataset = PretrainingDataset(corpus, tokenizer, 512, "mlm", epochs_dir=tmp_path)
-    lengths = [len(dataset[index]["input_ids"]) for index in range(len(dataset))]
-    assert max(lengths) <= 512 and np.mean(lengths) > 0.9 * 512
-    assert sum((dataset[index]["input_ids"] == SEP).sum() - 1 for index in range(len(dataset))) > 0
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 10, 1000, 4097])
-def test_an_order_is_a_permutation(number):
-    assert sorted(shuffle_position(position, number, "key") for position in range(number)) == list(range(number))
-
-
-def test_orders_look_random():
+def test_orders_are_permutations_and_look_random():
+    for number in (1, 2, 3, 10, 4097):
+        assert sorted(shuffle_position(position, number, "key") for position in range(number)) == list(range(number))
     # Few items: every order of the first two is equally frequent. Five standard deviations are p = 6e-7.
     pairs = Counter((shuffle_position(0, 5, str(key)), shuffle_position(1, 5, str(key))) for key in range(4000))
     assert len(pairs) == 20 and chisquare(list(pairs.values())).pvalue > 1e-4
@@ -94,7 +84,7 @@ def test_examples_do_not_depend_on_the_order_of_access(tokenizer, corpus, tmp_pa
 
 
 def test_a_table_is_made_once(tokenizer, corpus, tmp_path, monkeypatch):
-    made = []
+    corpus, made = Corpus(corpus.blocks[:1], digest="first block"), []
     write = PretrainingDataset._write_table
     monkeypatch.setattr(
         PretrainingDataset, "_write_table", lambda self, *args: (made.append(args[0].epoch), write(self, *args))
@@ -106,23 +96,24 @@ def test_a_table_is_made_once(tokenizer, corpus, tmp_path, monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         datasets = list(pool.map(lambda _: dataset(), range(4)))
     assert made == [0]
-    for epoch in range(5):
+    for epoch in range(4):
         for one in datasets[:2]:
             one.get_example(epoch, 0)
-    assert made == [0, 1, 2, 3, 4]
-    assert sorted(file.stem[-4:] for file in tmp_path.glob("*.examples")) == ["-0-0", "-3-0", "-4-0"]
-    datasets[2].get_example(2, 0)  # a slow process makes it again
-    assert made.pop() == 2
+    assert made == [0, 1, 2, 3]
+    assert sorted(file.stem[-4:] for file in tmp_path.glob("*.examples")) == ["-0-0", "-2-0", "-3-0"]
+    datasets[2].get_example(1, 0)  # a slow process makes it again
+    assert made.pop() == 1
     for change in ({"seed": 1}, {"max_seq_length": 64}, {"short_seq_prob": 0.2}, {"objective": "sop"}):
         dataset(**change)
     PretrainingDataset(Corpus(corpus.blocks, digest="another"), tokenizer, epochs_dir=tmp_path)
     assert made[-5:] == [0] * 5
     dataset()
-    assert len(made) == 10
+    assert len(made) == 9
 
 
 def test_writers_of_a_table_do_not_disturb_each_other(tokenizer, corpus, tmp_path, monkeypatch):
     """Network file systems may ignore locks."""
+    corpus = Corpus(corpus.blocks[:1], digest="first block")
     expected = PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "alone").open_table(Window(0, 0)).tobytes()
     monkeypatch.setattr(examples, "lock_file", lambda _: nullcontext())
     with ThreadPoolExecutor(4) as pool:

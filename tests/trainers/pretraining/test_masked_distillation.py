@@ -77,29 +77,21 @@ def test_loss_and_gradients_equal_a_plain_reference(layout):
 
 
 def test_only_the_student_is_trained_and_saved(tmp_path):
-    """The batch is accumulated in the second run. Dropout is off in the student, and not used in the teacher."""
-    runs = []
-    for batch_size in (8, 4):
-        teacher = make_teacher()
-        before = hash_model(teacher)
-        accumulated = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 8 // batch_size}
-        trainer = make_trainer(tmp_path / str(batch_size), teacher=teacher, max_steps=3, **accumulated)
-        trainer.train()
-        trainer.save_model()
-        assert hash_model(teacher) == before and not any(each.requires_grad for each in teacher.parameters())
-        in_optimizer = sum(each.numel() for group in trainer.optimizer.param_groups for each in group["params"])
-        assert in_optimizer == trainer.model.num_parameters()
-        assert load_file(tmp_path / str(batch_size) / "model.safetensors").keys() <= tiny_model().state_dict().keys()
-        evaluation = trainer.evaluate()
-        assert evaluation["eval_loss"] == pytest.approx(evaluation["eval_mlm_loss"] + evaluation["eval_nsp_loss"])
-        runs.append(trainer)
-    for line, other in zip(*(trainer.state.log_history[:3] for trainer in runs), strict=True):
+    """Dropout is not used in the teacher. Losses of accumulated batches are in test_training.py."""
+    teacher = make_teacher()
+    before = hash_model(teacher)
+    trainer = make_trainer(tmp_path, teacher=teacher, max_steps=2)
+    trainer.train()
+    trainer.save_model()
+    assert hash_model(teacher) == before and not any(each.requires_grad for each in teacher.parameters())
+    in_optimizer = sum(each.numel() for group in trainer.optimizer.param_groups for each in group["params"])
+    assert in_optimizer == trainer.model.num_parameters()
+    assert load_file(tmp_path / "model.safetensors").keys() <= tiny_model().state_dict().keys()
+    evaluation = trainer.evaluate()
+    assert evaluation["eval_loss"] == pytest.approx(evaluation["eval_mlm_loss"] + evaluation["eval_nsp_loss"])
+    for line in trainer.state.log_history[:2]:
         expected = 5 * line["soft_loss"] + 2 * (line["mlm_loss"] + line["nsp_loss"]) + line["cos_loss"]
         assert line["loss"] == pytest.approx(expected) and line["soft_loss"] > 0.01 and line["cos_loss"] > 0.01
-        for name in ("loss", "soft_loss", "cos_loss", "mlm_loss", "grad_norm"):
-            assert other[name] == pytest.approx(line[name], rel=1e-5)
-    for ours, theirs in zip(*(trainer.model.parameters() for trainer in runs), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
 
 
 # --- the command ------------------------------------------------------------------------------------------------
@@ -132,31 +124,21 @@ def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run,
         assert all(torch.equal(w, weights[name]) for name, w in start.bert.encoder.layer[ours].state_dict().items())
     assert torch.equal(start.cls.seq_relationship.weight, teacher.cls.seq_relationship.weight)
 
-    assert run(student_run | changes, output_dir=tmp_path / "straight") == 0
-    config = AutoModelForPreTraining.from_pretrained(tmp_path / "straight").config
+    folder = tmp_path / "run"
+    assert run(student_run | changes, output_dir=folder) == 0
+    config = AutoModelForPreTraining.from_pretrained(folder).config
     assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.0, 0.3)
-    log = [json.loads(line) for line in (tmp_path / "straight/metrics.jsonl").read_text().splitlines()]
-    assert all({"soft_loss", "cos_loss", "mlm_loss", "nsp_loss"} <= line.keys() for line in log if "loss" in line)
-    results = json.loads((tmp_path / "straight/eval_results.json").read_text())
-    assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + results["eval_nsp_loss"])
-    card = (tmp_path / "straight/README.md").read_text()
+    card = (folder / "README.md").read_text()
     assert f"| teacher | {teacher_run.name}: 3 layers" in card
     assert "| initial weights | layers 0, 2 of the teacher, counted from 0 |" in card
-    assert "2 x (masked tokens, next sentence), 5 x predictions of the teacher at temperature 2, 1 x last" in card
 
-    shutil.copytree(tmp_path / "straight/checkpoint-4", tmp_path / "resumed/checkpoint-4")
-    resume = student_run | changes | {"resume_from_checkpoint": "true", "output_dir": tmp_path / "resumed"}
-    capsys.readouterr()
     moved = shutil.copytree(teacher_run, tmp_path / "moved")
-    assert run(resume | {"teacher_name_or_path": moved}) == 0
-    straight, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "resumed"))
-    assert all(torch.equal(weight, resumed[name]) for name, weight in straight.items())
-
+    more = student_run | changes | {"resume_from_checkpoint": "true", "output_dir": folder, "max_steps": 10}
+    assert run(more | {"teacher_name_or_path": moved}) == 0
     other = AutoModelForPreTraining.from_pretrained(moved)
     with torch.no_grad():
         other.cls.predictions.bias[0] += 1e-6
     other.save_pretrained(moved)
-    more = resume | {"max_steps": 10}
     for change, message in (
         ({"teacher_name_or_path": moved}, '--teacher_name_or_path "weights '),
         ({"student_layers": "first"}, "--student_layers [0, 2] [0, 1]"),
@@ -165,12 +147,6 @@ def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run,
         capsys.readouterr()
         assert run(more | change) == 2
         assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_examples_are_shown_without_the_teacher(student_run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("snugbert.trainers.pretraining.pretrain.load_model", None)
-    assert run(student_run, output_dir=tmp_path / "run", show=1) == 0
-    assert "\n1. " in capsys.readouterr().out and not (tmp_path / "run").exists()
 
 
 def test_a_narrower_student_of_the_same_vocabulary(student_run, small_run, tmp_path):
@@ -189,18 +165,13 @@ def test_a_narrower_student_of_the_same_vocabulary(student_run, small_run, tmp_p
     [
         ({"teacher_name_or_path": None}, "--num_student_layers needs --teacher_name_or_path"),
         ({"num_student_layers": None}, "pass exactly one of --num_student_layers and --model_name_or_path"),
-        ({"model_name_or_path": "x"}, "pass exactly one of --num_student_layers and --model_name_or_path"),
-        (
-            {"config_name": "tiny"},
-            "pass exactly one of --num_student_layers and --model_name_or_path, and no --config_name",
-        ),
+        ({"config_name": "tiny"}, "and no --config_name"),
         ({"num_student_layers": 4}, "--num_student_layers 4: expected 1 to 3"),
         ({"student_layers": "0,3"}, "--student_layers 0,3: expected spread, first, last, or 2 different numbers"),
         ({"objective": "electra"}, "--teacher_name_or_path cannot be combined with --objective electra"),
         ({"bigram_init": "true"}, "--bigram_init cannot be combined with --teacher_name_or_path"),
         ({"teacher_name_or_path": "/no/such/folder"}, "--teacher_name_or_path: the folder /no/such/folder does not"),
         ({"config_overrides": "hidden_act=relu"}, "--config_overrides: hidden_act cannot be changed"),
-        ({"max_seq_length": 600}, "--max_seq_length 600 must be between"),
     ],
 )
 def test_bad_input_is_a_short_error(changes, message, student_run, tmp_path, capsys):

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from synthetic import make_trainer, tiny_model
 from transformers import TrainerCallback, get_wsd_schedule
 
@@ -26,17 +25,10 @@ def with_random_gradients(model, steps):
 # --- schedule -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "decay_steps"), [({}, 20), ({"num_decay_steps": 0.25}, 50), ({"num_decay_steps": 30}, 30)]
-)
+@pytest.mark.parametrize(("given", "decay_steps"), [({}, 20), ({"num_decay_steps": 0.25}, 50)])
 def test_wsd_equals_transformers(tmp_path, given, decay_steps):
-    trainer = make_trainer(
-        tmp_path,
-        max_steps=200,
-        warmup_steps=0.05,
-        lr_scheduler_type="warmup_stable_decay",
-        lr_scheduler_kwargs=given | {"decay_type": "linear"},
-    )
+    schedule = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": given | {"decay_type": "linear"}}
+    trainer = make_trainer(tmp_path, max_steps=200, warmup_steps=0.05, **schedule)
     trainer.create_optimizer_and_scheduler(200)
     expected = get_wsd_schedule(
         torch.optim.SGD([torch.zeros(1)], lr=1e-3), 10, decay_steps, num_training_steps=200, decay_type="linear"
@@ -133,14 +125,8 @@ def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path, bf16):
     named = dict(reference.named_parameters())
     rest = named.keys() - set(of_layers)
     decayed = {name for name in rest if not ("bias" in name or "LayerNorm" in name)}
-    muon = torch.optim.Muon(
-        [named[name] for name in of_layers],
-        lr=1e-3,
-        weight_decay=0.01,
-        momentum=0.9,
-        nesterov=False,
-        adjust_lr_fn="match_rms_adamw",
-    )
+    settings = {"lr": 1e-3, "weight_decay": 0.01, "momentum": 0.9, "nesterov": False}
+    muon = torch.optim.Muon([named[name] for name in of_layers], adjust_lr_fn="match_rms_adamw", **settings)
     adamw = torch.optim.AdamW(
         [
             {"params": [named[name] for name in decayed], "weight_decay": 0.01},
@@ -177,9 +163,10 @@ def orthogonalized(matrix):
     return u * values @ v
 
 
-@pytest.mark.parametrize("devices", [{"cpu"}, set()], ids=["CPU", "GPU"])
-@pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
-@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(
+    ("nesterov", "adjust_lr_fn", "devices"),
+    [(True, "original", {"cpu"}), (False, "match_rms_adamw", {"cpu"}), (True, "match_rms_adamw", set())],
+)
 def test_muon_equals_its_definition(nesterov, adjust_lr_fn, devices, monkeypatch):
     """For matrices of three shapes, updated several at a time. One of them has no gradient in the first step."""
     monkeypatch.setattr(kernels_snugbert, "OWN_KERNELS", devices)
@@ -206,37 +193,6 @@ def test_muon_equals_its_definition(nesterov, adjust_lr_fn, devices, monkeypatch
         optimizer.step()
     for matrix, reference in zip(matrices, expected, strict=True):
         torch.testing.assert_close(matrix.double(), reference, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("optim", "bf16"), [("lamb", False), ("muon", False), ("muon", True)])
-def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path, optim, bf16):
-    arguments = {
-        "optim": optim,
-        "bf16": bf16,
-        "max_steps": 12,
-        "size": 16,  # the same batch at every step
-        "gradient_accumulation_steps": 2,
-        "save_steps": 6,
-        "learning_rate": 5e-3,
-        "lr_scheduler_type": "warmup_stable_decay",
-    }
-    straight = make_trainer(tmp_path / "straight", **arguments)
-    straight.train()
-    lines = [line for line in straight.state.log_history if "loss" in line]
-    assert lines[-1]["loss"] < lines[0]["loss"] - 1
-    resumed = make_trainer(tmp_path / "resumed", **arguments)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "straight/checkpoint-6"))
-    weights = [load_file(tmp_path / folder / "checkpoint-12/model.safetensors") for folder in ("straight", "resumed")]
-    for name, expected in weights[0].items():
-        assert torch.equal(weights[1][name], expected), name
-    states = [
-        torch.load(tmp_path / folder / "checkpoint-12/optimizer.pt", weights_only=True)
-        for folder in ("straight", "resumed")
-    ]
-    assert len(states[0]["state"]) == len([*straight.model.parameters()])
-    for number, state in states[0]["state"].items():
-        for key, value in state.items():
-            assert torch.equal(states[1]["state"][number][key], value), (number, key)
 
 
 @pytest.mark.parametrize(

@@ -1,72 +1,68 @@
-"""`snugbert prepare`: shards, mismatches and wrong arguments."""
+"""`snugbert prepare`: shards, mismatches, wrong arguments, and what `--check` finds."""
 
 import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from prepared import content, prepare
+from fsspec.implementations.memory import MemoryFileSystem
+from prepared import content, prepare, text_arguments
 
 import snugbert
 from snugbert.data.corpus.corpus import open_corpus
+from snugbert.data.corpus.preparation import prepare_parts
+from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.errors import InputError
 from snugbert_cli import main as snugbert_command
 
 
-def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, tokenizer, capsys):
+def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, words_tokenizer, capsys):
     names = [f"{name}.txt" for name in "abcde"]
-    for name in names:
-        (tmp_path / name).write_text(f"Text of {name}. With two sentences.\n\nAnd two documents.\n")
-    tokenizer.save_pretrained(tmp_path / "tok")
-    whole = prepare(tmp_path / "whole", tokenizer, *(tmp_path / name for name in names))
+    for number, name in enumerate(names):
+        (tmp_path / name).write_text(f"Text w{number} w2 w3. With w4 w5 w6.\n\nAnd w7 w8 w9.\n")
+    words_tokenizer.save_pretrained(tmp_path / "tok")
+    whole = prepare(tmp_path / "whole", words_tokenizer, *(tmp_path / name for name in names))
     arguments = ["prepare", "--tokenizer_name", str(tmp_path / "tok"), "--train_file", str(tmp_path / "*.txt")]
     folder = tmp_path / "corpus"
     for shard in ("3/3", "1/3"):
         assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", shard]) == 0
     assert "Still missing 1 of 3 parts: part-00001-of-00003.arrow" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"part-00001-of-00003\.arrow is missing"):
-        open_corpus(folder, tokenizer)
+        open_corpus(folder, words_tokenizer)
     assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", "2/3"]) == 0
     assert "10 documents, 15 sentences" in capsys.readouterr().out
-    assert content(open_corpus(folder, tokenizer)) == content(whole)
-    other = snugbert.SnugBertTokenizer({**tokenizer.get_vocab(), "zzzz": len(tokenizer)})
+    assert content(open_corpus(folder, words_tokenizer)) == content(whole)
+    other = snugbert.SnugBertTokenizer({**words_tokenizer.get_vocab(), "zzzz": len(words_tokenizer)})
     with pytest.raises(InputError, match="was prepared with a different tokenizer"):
         open_corpus(folder, other)
     # Parts of another text, division or settings are not mixed with these.
-    (tmp_path / "other").mkdir()
-    for name in names[:3]:
-        shutil.copy(tmp_path / name, tmp_path / "other")
-    others = [*arguments[:-1], str(tmp_path / "other/*.txt")]
-    assert snugbert_command([*others, "--output_dir", str(folder), "--shard", "1/3"]) == 2
-    assert "has other settings" in capsys.readouterr().err
-    assert snugbert_command([*arguments, "--output_dir", str(folder), "--shard", "1/2"]) == 2
-    assert "has other settings" in capsys.readouterr().err
-    assert snugbert_command([*arguments, "--output_dir", str(folder), "--lines_are_sentences", "true"]) == 2
+    others = [*arguments[:-1], str(tmp_path / "[abc].txt"), "--shard", "1/3"]
+    for other in (others, [*arguments, "--shard", "1/2"], [*arguments, "--lines_are_sentences", "true"]):
+        assert snugbert_command([*other, "--output_dir", str(folder)]) == 2
+        assert "has other settings" in capsys.readouterr().err
     part = folder / "part-00001-of-00003.arrow"
     part.write_bytes(part.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"part-00001-of-00003.arrow is damaged .*prepare"):
-        open_corpus(folder, tokenizer)
+        open_corpus(folder, words_tokenizer)
     shutil.rmtree(folder)
     with pytest.raises(InputError, match="contains no prepared corpus"):
-        open_corpus(folder, tokenizer)
+        open_corpus(folder, words_tokenizer)
 
 
 WRONG_ARGUMENTS = [
     (["--shard", "4/3"], "must be i/n with i from 1 to n"),
     (["--shard", "1/9"], "more shards (9) than text files (1)"),
-    (["--preprocessing_num_workers", "0"], "must be at least 1"),
-    (["--train_file", "nowhere.txt"], "nowhere.txt: no such file"),
     (["--output_dir", "text.txt"], "Not a directory"),
     (["--train_file", "cut.txt.zst"], "damaged or incomplete"),
 ]
 
 
 @pytest.mark.parametrize(("more", "message"), WRONG_ARGUMENTS, ids=[message[:30] for _, message in WRONG_ARGUMENTS])
-def test_wrong_arguments_are_a_clear_error(tmp_path, tokenizer, monkeypatch, capsys, more, message):
+def test_wrong_arguments_are_a_clear_error(tmp_path, words_tokenizer, monkeypatch, capsys, more, message):
     monkeypatch.chdir(tmp_path)
-    tokenizer.save_pretrained("tok")
-    Path("text.txt").write_text("A text.\n")
-    Path("cut.txt.zst").write_bytes(pa.compress(b"A text.\n" * 1000, "zstd", asbytes=True)[:-4])
+    words_tokenizer.save_pretrained("tok")
+    Path("text.txt").write_text("w1 w2 w3.\n")
+    Path("cut.txt.zst").write_bytes(pa.compress(b"w1 w2 w3.\n" * 1000, "zstd", asbytes=True)[:-4])
     arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "--output_dir", "out"]
     assert snugbert_command([*arguments, *more]) == 2
     error = capsys.readouterr().err.rpartition("snugbert prepare: error: ")[2]
@@ -74,28 +70,26 @@ def test_wrong_arguments_are_a_clear_error(tmp_path, tokenizer, monkeypatch, cap
     assert not list(Path(".").glob("out/part-*.index"))
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("empty.txt", b""), ("blank.txt", b"\n \n\x01\n"), ("empty.jsonl", b'{"text": ""}\n')]
-)
-def test_empty_text_is_refused(tmp_path, tokenizer, monkeypatch, capsys, name, content):
+@pytest.mark.parametrize(("name", "content"), [("blank.txt", b"\n \n\x01\n"), ("empty.jsonl", b'{"text": ""}\n')])
+def test_empty_text_is_refused(tmp_path, words_tokenizer, monkeypatch, capsys, name, content):
     monkeypatch.chdir(tmp_path)
-    tokenizer.save_pretrained("tok")
+    words_tokenizer.save_pretrained("tok")
     Path(name).write_bytes(content)
     arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", name, "--output_dir", "out"]
     assert snugbert_command(arguments) == 2
     assert "out: no documents.\n" in capsys.readouterr().err
-    Path("text.txt").write_text("A text.\n")  # a shard may be empty
+    Path("text.txt").write_text("w1 w2 w3.\n")  # a shard may be empty
     arguments[4:] = [name, "text.txt", "--output_dir", "shards"]
     assert snugbert_command([*arguments, "--shard", "1/2"]) == 0
     assert snugbert_command([*arguments, "--shard", "2/2"]) == 0
-    assert open_corpus("shards", tokenizer).num_documents == 1
+    assert open_corpus("shards", words_tokenizer).num_documents == 1
 
 
-def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
+def test_bad_text_is_counted(tmp_path, words_tokenizer, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    tokenizer.save_pretrained("tok")
-    Path("text.txt").write_bytes(b"A text.\nBad \xff text.\n\nThe end.\n")
-    Path("rows.jsonl").write_bytes(b'{"text": "A row."}\n{"text": null}\n{}\n')
+    words_tokenizer.save_pretrained("tok")
+    Path("text.txt").write_bytes(b"w1 w2.\nw3 \xff w4.\n\nw5 w6.\n")
+    Path("rows.jsonl").write_bytes(b'{"text": "w7 w8."}\n{"text": null}\n{}\n')
     arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "rows.jsonl", "--output_dir"]
     assert snugbert_command([*arguments, "out"]) == 2
     error = capsys.readouterr().err
@@ -104,10 +98,6 @@ def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
     output = capsys.readouterr()
     assert "--on_bad_text skip: 3 bad lines left out. The first: text.txt, line 2: not UTF-8" in output.err
     assert "3 documents, 3 sentences" in output.out
-    assert snugbert_command([*arguments, "replaced", "--on_bad_text", "replace"]) == 0
-    output = capsys.readouterr()
-    assert "--on_bad_text replace: 1 bad line repaired, 2 bad lines left out. The first: text.txt," in output.err
-    assert "3 documents, 4 sentences" in output.out
 
 
 def test_unknown_tokens_are_counted(tmp_path, words_tokenizer, monkeypatch, capsys, caplog):
@@ -128,3 +118,61 @@ def test_unknown_tokens_are_counted(tmp_path, words_tokenizer, monkeypatch, caps
     message = "every token is [UNK], so no token can be masked. Use another tokenizer"
     assert snugbert_command([*arguments[:4], "none.txt", "--output_dir", "none"]) == 2
     assert f"none: {message}" in capsys.readouterr().err
+
+
+# --- `--check` -------------------------------------------------------------------------------------------------
+
+
+def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, words_tokenizer, bucket, monkeypatch, capsys):
+    monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "home"))
+    for number in range(7):
+        (tmp_path / f"{number}.txt").write_text(f"w1 w{number} w2 w3.\n\nw4 w5 w6.\n" * (1 + number))
+    parts = plan_parts(text_arguments(tmp_path / "*.txt"), num_shards=7)
+    output, folder = f"{bucket.url}/corpus", bucket.folder / "corpus"
+    command = ["prepare", "--check", "--output_dir", str(output), "--shard", "1/3"]
+    prepare_parts(output, parts, words_tokenizer, show_progress=False)
+    assert snugbert_command(command) == 0
+    assert capsys.readouterr().out == f"{output}: complete parts: 7 of 7\n"
+    files = [folder / part.name for part in parts]
+    files[1].unlink()
+    files[2].write_bytes(files[2].read_bytes()[:-100])  # a block is cut
+    files[3].write_bytes(files[3].read_bytes()[:-8])  # only its end is missing
+    files[4].write_bytes(b"\xff" * 100)
+    files[5].unlink()
+    prepare_parts(tmp_path / "other", [parts[5]], words_tokenizer, language=None, show_progress=False)
+    for file in (files[5], files[5].with_suffix(".index")):
+        file.write_bytes((tmp_path / "other" / file.name).read_bytes())
+    assert snugbert_command(command) == 2
+    printed, error = capsys.readouterr()
+    *lines, last = printed.splitlines()
+    assert [line.partition(" (")[0] for line in lines] == [
+        f"{output}/{files[1].name} is missing.",
+        *(f"{output}/{files[number].name} is damaged" for number in (2, 3, 4)),
+        f"{output}/{files[5].name} has other settings, or another version of the dataset, than {files[0].name}.",
+    ]
+    assert last == f"{output}: complete parts: 2 of 7"
+    assert f"--check: {output}: 5 parts missing, damaged or different. Remove damaged parts, and run" in error
+    assert "prepare --overwrite_output_dir` again with --shard 1/3, --shard 2/3, --shard 3/3.\n" in error
+    for number in (2, 3, 4):  # the advice works
+        files[number].unlink()
+    for number in range(3):
+        prepare_parts(output, parts[number::3], words_tokenizer, replace=True, show_progress=False)
+    assert snugbert_command(command) == 0
+
+
+def test_a_bucket_that_does_not_answer_is_not_damage(tmp_path, words_tokenizer, monkeypatch, capsys):
+    monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "text.txt").write_text("w1 w2\n")
+    parts = plan_parts(text_arguments(tmp_path / "text.txt"))
+    prepare_parts("memory:///corpus", parts, words_tokenizer, show_progress=False)
+    read = MemoryFileSystem.cat_file
+
+    def fail(store, path, *args, **options):
+        if path.endswith(".arrow"):
+            raise OSError("broken")
+        return read(store, path, *args, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", fail)
+    assert snugbert_command(["prepare", "--check", "--output_dir", "memory:///corpus"]) == 2
+    printed, error = capsys.readouterr()
+    assert "damaged" not in printed and "the store does not answer" in error

@@ -6,12 +6,12 @@ import shutil
 from collections import Counter
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
 from pretraining_command import run
 from safetensors.torch import load_file
+from synthetic import make_corpus, without_times
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
@@ -21,17 +21,15 @@ from transformers import (
 )
 
 import snugbert
-from snugbert.data.corpus.preparation import prepare_in_cache
-from snugbert.data.data_arguments import TextArguments
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text
 from snugbert.families.conversion import convert_model
 from snugbert.families.loading import HEAD_WEIGHTS
 from snugbert.modeling_snugbert import AUTO_CLASSES
-from snugbert.reports.pretraining_plots import draw_training
 from snugbert.trainers.pretraining import pretrain
-from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.batches import Phase
+from snugbert.trainers.pretraining.corpora import collect_example_settings
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main as snugbert_command
 
 
@@ -39,30 +37,25 @@ def read_log(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_learns_and_writes_a_model(small_run, tmp_path, capsys):
-    more = {"max_steps": 60, "learning_rate": 2e-3, "eval_strategy": "steps", "eval_steps": 30}
-    assert run(small_run | more, output_dir=tmp_path) == 0
-    printed = capsys.readouterr().out
-    assert "masked token accuracy" in printed and "baseline" in printed and "better than" not in printed
-    results = json.loads((tmp_path / "eval_results.json").read_text())
-    assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"] - 0.5
-    assert results["eval_mlm_accuracy"] > 1.2 * results["eval_unigram_mlm_accuracy"]
-    assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + results["eval_nsp_loss"])
-    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
-    for line in history:
-        if "loss" in line:
-            assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], abs=2e-3)
-            assert line["tokens_per_second"] > 0 and 0 <= line["mlm_accuracy"] <= 1 and 0 <= line["nsp_accuracy"] <= 1
-    assert history[-1]["epoch"] > 3  # passes over the corpus
-    assert type(snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path)).__name__ == "SnugBertForMaskedLM"
-
-
 @pytest.fixture(scope="module")
 def trained(small_run, tmp_path_factory):
     """The folder of a finished run."""
     folder = tmp_path_factory.mktemp("trained")
-    assert run(small_run, output_dir=folder, per_device_eval_batch_size=4, save_strategy="no") == 0
+    more = {"max_steps": 40, "learning_rate": 3e-3, "save_strategy": "no"}
+    assert run(small_run | more, output_dir=folder) == 0
     return folder
+
+
+def test_a_run_learns(trained):
+    results = json.loads((trained / "eval_results.json").read_text())
+    assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"] - 0.5
+    assert results["eval_mlm_accuracy"] > 1.2 * results["eval_unigram_mlm_accuracy"]
+    assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + results["eval_nsp_loss"])
+    log = read_log(trained)
+    for line in log[:20]:
+        assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], abs=2e-3)
+        assert line["tokens_per_second"] > 0 and 0 <= line["mlm_accuracy"] <= 1 and 0 <= line["nsp_accuracy"] <= 1
+    assert log[-1]["epoch"] > 2  # passes over the corpus
 
 
 def test_a_16_bit_checkpoint_trains_float32_weights(small_run, trained, tmp_path):
@@ -79,35 +72,6 @@ def test_a_16_bit_checkpoint_trains_float32_weights(small_run, trained, tmp_path
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
-def test_evaluation_is_the_mean_over_all_labels(small_run, trained, tmp_path):
-    """Equals the mean over single pairs, each in an ordinary batch of one."""
-    results = json.loads((trained / "eval_results.json").read_text())
-    tokenizer = snugbert.SnugBertTokenizer.from_pretrained(trained)
-    text = TextArguments(train_file=[str(small_run["validation_file"])])
-    corpus = prepare_in_cache(text, tokenizer, None, str(tmp_path / "cache"))
-    dataset = PretrainingDataset(corpus, tokenizer, max_seq_length=40, seed=0, epochs_dir=tmp_path / "epochs")
-    assert len(dataset) % 4  # the last batch is smaller than the others
-    collate = SnugBertDataCollatorForPretraining(tokenizer)
-    model = snugbert.SnugBertForPreTraining.from_pretrained(trained).eval()
-    of_tokens, of_pairs = [], []
-    for index in range(len(dataset)):
-        batch = collate([dataset[index]])
-        del batch["cu_seq_lens_q"], batch["max_length_q"], batch["label_indices"]
-        output = model(**batch)
-        labels = batch["labels"][0]
-        of_tokens += [
-            (-scores.log_softmax(-1)[label].item(), (scores.argmax() == label).item())
-            for scores, label in zip(output.prediction_logits[0], labels, strict=True)
-            if label != -100
-        ]
-        (scores,), (label,) = output.seq_relationship_logits, batch["next_sentence_label"]
-        of_pairs.append((-scores.log_softmax(-1)[label].item(), (scores.argmax() == label).item()))
-    for name, scores in (("mlm", of_tokens), ("nsp", of_pairs)):
-        loss, accuracy = np.mean(scores, axis=0)
-        assert results[f"eval_{name}_loss"] == pytest.approx(loss, rel=1e-5)
-        assert results[f"eval_{name}_accuracy"] == pytest.approx(accuracy, rel=1e-5)
-
-
 def test_do_eval_alone_does_not_train(small_run, trained, tmp_path, capsys):
     """Without validation text, it holds out documents. With validation text, it needs no training text."""
     evaluate = small_run | {"config_name": None, "model_name_or_path": trained, "do_eval": "true"}
@@ -117,12 +81,10 @@ def test_do_eval_alone_does_not_train(small_run, trained, tmp_path, capsys):
     folders = trained, tmp_path / "again"
     losses = [json.loads((folder / "eval_results.json").read_text())["eval_mlm_loss"] for folder in folders]
     assert losses[0] == pytest.approx(losses[1])
-    output = capsys.readouterr()
-    assert "masked token loss" in output.out and "eval 0/0" not in output.err
+    assert "eval 0/0" not in capsys.readouterr().err
     assert not [*tmp_path.rglob("model.safetensors")]
 
 
-@pytest.mark.usefixtures("pictures")
 def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog):
     steps_drawn = []
 
@@ -130,8 +92,6 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
         steps_drawn.append(log[-1]["step"])
         if len(steps_drawn) == 1:
             raise ValueError("no font")  # does not stop the run
-        draw_training(log, picture, baselines)
-        assert picture.stat().st_size > 10_000
 
     monkeypatch.setattr("snugbert.reports.pretraining_plots.draw_training", draw)
     assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3, language="fr") == 0
@@ -140,10 +100,8 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
     lines = read_log(tmp_path)
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 8]
-    assert all({"tokens", "mlm_gain", "tokens_per_second", "grad_norm"} <= line.keys() for line in lines[:2])
     card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.pipeline_tag == "fill-mask"
-    assert card.data.language == "fr" and "Replace the dots" in card.text and "Paris is" not in card.text
+    assert (card.data.pipeline_tag, card.data.language) == ("fill-mask", "fr")
     assert "120 documents" in card.text and "8 steps of 16 examples of at most 40 tokens, " in card.text
     assert not (tmp_path / "epochs").exists()  # needed only during the run
 
@@ -152,19 +110,11 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
 def test_other_objectives(small_run, tmp_path, capsys, objective):
     """With whole words, or with spans and a share of masked tokens that falls from 30 to 15 %."""
     pairs = objective == "mlm+order"
-    more = {
-        "objective": objective,
-        "max_steps": 40,
-        "learning_rate": 2e-3,
-        **({"whole_word_mask": "true"} if pairs else {"masking": "spans", "mlm_probability": "0.3:0.15"}),
-        "save_strategy": "no",
-    }
-    assert run(small_run, output_dir=tmp_path, **more) == 0
+    more = {"whole_word_mask": "true"} if pairs else {"masking": "spans", "mlm_probability": "0.3:0.15"}
+    assert run(small_run, output_dir=tmp_path, objective=objective, save_strategy="no", **more) == 0
     results = json.loads((tmp_path / "eval_results.json").read_text())
-    assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"]
-    assert ("eval_nsp_loss" in results) == (objective == "mlm+order")
-    printed = capsys.readouterr().out
-    assert ("sentence pair accuracy" in printed) == (objective == "mlm+order")
+    assert ("eval_nsp_loss" in results) == pairs
+    assert ("sentence pair accuracy" in capsys.readouterr().out) == pairs
     kind = snugbert.SnugBertForMaskedLM if objective == "mlm" else snugbert.SnugBertForPreTraining
     _, loading = kind.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
@@ -173,7 +123,7 @@ def test_other_objectives(small_run, tmp_path, capsys, objective):
         assert "15% of the words: 80% replaced" in card and set(rates) == {None}
     else:
         assert "30% (first step) to 15% (last step) of the tokens, in spans of 1 to 10 words: 80% replaced" in card
-        assert rates[0] == pytest.approx(0.3 - 0.15 / 39) and 0.15 in rates
+        assert rates[0] == pytest.approx(0.3 - 0.15 / 7) and 0.15 in rates
 
 
 def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, capsys):
@@ -182,9 +132,8 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     electra = small_run | {"objective": "electra", "optim": "muon"}
     electra |= {"max_steps": 4, "save_steps": 4, "config_overrides": "embedding_size=64", "neftune_noise_alpha": 0.1}
     assert run(electra, output_dir=folder) == 0
-    printed = capsys.readouterr().out
     results = json.loads((folder / "eval_results.json").read_text())
-    assert "replaced token accuracy" in printed and f"generator   {folder}/generator\n" in printed
+    assert f"generator   {folder}/generator\n" in capsys.readouterr().out
     assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + 50 * results["eval_disc_loss"])
     assert results["eval_unigram_disc_accuracy"] == 1 - results["eval_replaced"]
     assert 0 < results["eval_replaced"] < 0.3
@@ -207,17 +156,13 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     resume = {"output_dir": folder, "resume_from_checkpoint": "true"}
     assert run(electra | resume, max_steps=5) == 0
     assert run(electra | resume, objective="mlm") == 2
-    error = " ".join(capsys.readouterr().err.split())
-    assert "has other settings. " in error and "generator_size" not in error
-    assert '--objective "electra" "mlm"' in error
+    assert '--objective "electra" "mlm"' in " ".join(capsys.readouterr().err.split())
     results = json.loads((folder / "eval_results.json").read_text())
     more = {"config_name": None, "model_name_or_path": folder, "train_file": None, "do_eval": "true"}
     assert run(electra | more, output_dir=again, config_overrides=None) == 0
     assert json.loads((again / "eval_results.json").read_text())["eval_loss"] == pytest.approx(results["eval_loss"])
     card = ModelCard.load(folder / "README.md")
     assert "| generator | 2 layers, hidden size 32, 2 attention heads, " in card.text and "electra" in card.data.tags
-    assert '`AutoModelForMaskedLM.from_pretrained("electra", subfolder="generator")`' in card.text
-    assert "| replaced token loss, nats | 0" in card.text
 
 
 def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, capfd):
@@ -229,18 +174,14 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
-    assert run(small_run, train_file=None, corpus=tmp_path / "typo", output_dir=tmp_path / "new") == 2
-    assert not (tmp_path / "new").exists()
     more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:62.5%:mlm,40:37.5%"}
     more |= {"bigram_init": "true", "optim": "muon", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 4}
     with caplog.at_level("INFO", logger="snugbert"):
         run(small_run | more, output_dir=tmp_path / "straight")
     assert "training: 5 steps of 16 examples of at most 20 tokens, no sentence pairs" in caplog.text
-    assert "training: 3 steps of 8 examples of at most 40 tokens, 0." in caplog.text
     assert "recipe: examples/pretrain_small_corpus.yaml (in SnugBERT's repository) fits the text" in caplog.text
     initialized = "initial weights: computing them from the bigrams of the training text"
     assert caplog.text.count(initialized) == 1
-    assert "MLM gain" in capfd.readouterr().err
     caplog.clear()
     shutil.copytree(tmp_path / "straight/checkpoint-3", tmp_path / "resumed/checkpoint-3")
     resume = {"output_dir": tmp_path / "resumed", "resume_from_checkpoint": "true"}
@@ -251,10 +192,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     assert weights[0] == weights[1]
     assert initialized not in caplog.text
     logs = [read_log(tmp_path / name) for name in ("straight", "resumed")]
-    timings = ("tokens_per_second", "runtime", "samples_per_second", "steps_per_second")
-    for lines in zip(*logs, strict=True):
-        first, second = ({name: x for name, x in line.items() if not name.endswith(timings)} for line in lines)
-        assert first == second
+    assert without_times(logs[0]) == without_times(logs[1])
     # Counted here with Python, with add-one smoothing.
     counts = Counter(small_run["train_file"].read_text().split())
     total, size = counts.total(), len(AutoTokenizer.from_pretrained(small_run["tokenizer_name"]))
@@ -277,10 +215,8 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     for name in ("mlm_loss", "nsp_loss"):
         assert scores[name] == pytest.approx(results[f"eval_{name}"], rel=1e-5)
     card = ModelCard.load(tmp_path / "straight/README.md")
-    assert card.data.language == "de" and "Replace the dots" in card.text  # the corpus records its language
+    assert card.data.language == "de"  # the corpus records its language
     assert "| initial weights | bigrams of the training text |" in card.text
-    assert "| objective | masked tokens, next sentence |" in card.text
-    assert "5 steps of 16 examples of at most 20 tokens, no sentence pairs, " in card.text
 
 
 def test_examples_are_shown(small_run, capsys):
@@ -294,15 +230,15 @@ def test_examples_are_shown(small_run, capsys):
     assert "The discriminator reads the generator's predictions" in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path, capsys):
-    run(small_run, output_dir=tmp_path, save_steps=4)
+def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path):
+    small_run = small_run | {"max_steps": 4, "save_steps": 4}
+    run(small_run, output_dir=tmp_path)
     weights = (tmp_path / "model.safetensors").read_bytes()
     assert run(small_run, output_dir=tmp_path, seed=1) == 2
-    assert "already contains a run" in capsys.readouterr().err
     # Even --overwrite_output_dir removes nothing before the new run is about to train.
-    for typo in ({"train_file": "typo.txt"}, {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 8}):
+    for typo in ({"train_file": "typo.txt"}, {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 4}):
         assert run(small_run | typo, output_dir=tmp_path, overwrite_output_dir="true") == 2
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
     assert (tmp_path / "checkpoint-4/optimizer.pt").exists() and (tmp_path / "eval_results.json").exists()
     assert (tmp_path / "model.safetensors").read_bytes() == weights
     # It removes the files of the run, but no files of the user with similar names.
@@ -310,7 +246,7 @@ def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path, cap
     mine[0].parent.mkdir()
     for file in mine:
         file.write_text("mine")
-    assert run(small_run, output_dir=tmp_path, seed=1, save_strategy="no", overwrite_output_dir="true") == 0
+    assert run(small_run | {"save_strategy": "no"}, output_dir=tmp_path, seed=1, overwrite_output_dir="true") == 0
     assert (tmp_path / "model.safetensors").read_bytes() != weights
     assert all(file.read_text() == "mine" for file in mine)
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-4.txt", "checkpoint-notes"]
@@ -322,16 +258,12 @@ BAD = [
     ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
     ({"validation_file": "nowhere.txt"}, "nowhere.txt: no such file"),
-    ({"train_file": "table.csv"}, "table.csv: unknown suffix"),
-    ({"validation_file": "other.jsonl"}, "other.jsonl, row 1: no column 'text'"),
     ({"train_file": "one_document.txt"}, "training text: Next sentence prediction needs at least two documents"),
     ({"train_file": "one_sentence_each.txt"}, "training text: no sentence pairs to learn from"),
     ({"config_name": None}, "--model_name_or_path is missing"),
-    ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the limit of tiny (512)"),
     ({"phases": "4:90%,64:10%"}, "--phases: length 4 must be between 5 and the limit of tiny (512)"),
     ({"attn_implementation": "nope"}, "cannot load the model tiny"),
     ({"bigram_init": "true", "model_name_or_path": "x"}, "--bigram_init cannot be combined with --model_name_or_path"),
-    ({"optim": "adamw_torc"}, "adamw_torc is not a valid OptimizerNames, please select one of"),
 ]
 
 
@@ -341,31 +273,21 @@ def bad_files(tmp_path_factory):
     (folder / "one_document.txt").write_text("a .\nb .\nc .\n")
     (folder / "one_sentence_each.txt").write_text("a .\n\nb .\n\nc .\n")
     (folder / "two.txt").write_text("a .\nb .\n\nc .\nd .\n")
-    (folder / "other.jsonl").write_text('{"body": "a"}\n')
-    (folder / "table.csv").write_text("text\na\n")
     return folder
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lr_scheduler_kwargs": '{"a": 1}'}, "--lr_scheduler_kwargs {'a': 1}: "),
-        ({"lr_scheduler_type": "cosine_with_min_lr"}, "--lr_scheduler_kwargs: One of min_lr"),
-        ({"optim": "muon", "optim_args": "a=1"}, "--optim_args a=1: "),
-        (
-            {"phases": "8:50%,40:50%", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
-            "length 40 is",
-        ),
-        ({"save_total_limit": 1}, "B free, but a checkpoint takes "),
-    ],
-)
-def test_errors_come_before_text_is_prepared(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
-    monkeypatch.chdir(bad_files)
+def test_errors_come_before_text_is_prepared(small_run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("snugbert.trainers.pretraining.corpora.prepare_in_cache", None)
-    if "save_total_limit" in change:
-        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1, free=0))
-    assert run(small_run | change, output_dir=tmp_path) == 2
-    assert message in capsys.readouterr().err
+    for change, message in (
+        ({"lr_scheduler_kwargs": '{"a": 1}'}, "--lr_scheduler_kwargs {'a': 1}: "),
+        ({"optim": "muon", "optim_args": "a=1"}, "--optim_args a=1: "),
+        ({"phases": "8:50%,40:50%", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}, "length 40"),
+    ):
+        assert run(small_run | change, output_dir=tmp_path) == 2
+        assert message in capsys.readouterr().err
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1, free=0))
+    assert run(small_run, output_dir=tmp_path) == 2
+    assert "B free, but a checkpoint takes " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:40] for _, message in BAD])
@@ -378,30 +300,44 @@ def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch,
     assert {file.name for file in tmp_path.iterdir()} <= {"_lock", "epochs"}
 
 
-NO_RECIPE = "none was measured for such a model, vocabulary or text. The defaults are the BERT paper's settings."
-FITTING_RECIPE = (
-    f"{pretrain.SMALL_RECIPE} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of "
-    "1.5 or more after 2,000,000 training tokens."
-)
+def test_the_recipe_fits_the_text_and_the_model():
+    tiny, large = map(snugbert.SnugBertConfig.from_size, ("tiny", "large"))
+    of_384 = snugbert.SnugBertConfig(hidden_size=384, num_attention_heads=6, intermediate_size=1536)
+    for config, vocab_size, corpus_tokens, recipe in (
+        (tiny, 30_522, 200_000_000, f"{pretrain.SMALL_RECIPE} "),
+        (of_384, 16_384, 11_987_654, f"{pretrain.GPU_RECIPE} "),
+        (tiny, 8_192, 200_000_001, "none "),  # too much text
+        (tiny, 30, 12_000_000, "none "),  # letters
+        (large, 30_522, 11_987_654, "none "),
+    ):
+        config.vocab_size = vocab_size
+        assert pretrain.describe_recipe(config, corpus_tokens).startswith(recipe)
 
 
-@pytest.mark.parametrize(
-    ("size", "vocab_size", "corpus_tokens", "told"),
-    [
-        ("mini", 8_192, 11_987_654, FITTING_RECIPE),
-        ("tiny", 30_522, 200_000_000, FITTING_RECIPE),
-        ("12x384", 16_384, 11_987_654, FITTING_RECIPE.replace(pretrain.SMALL_RECIPE, pretrain.GPU_RECIPE)),
-        ("tiny", 8_192, 200_000_001, NO_RECIPE),
-        ("mini", 30, 12_000_000, NO_RECIPE),
-        ("large", 30_522, 3_300_000_000, NO_RECIPE),
-    ],
-    ids=["fits", "largest text", "one GPU", "too much text", "letters", "large"],
-)
-def test_the_recipe_fits_the_text_and_the_model(size, vocab_size, corpus_tokens, told):
-    if size == "12x384":
-        config = snugbert.SnugBertConfig(
-            vocab_size=vocab_size, hidden_size=384, num_attention_heads=6, intermediate_size=1536
-        )
-    else:
-        config = snugbert.SnugBertConfig.from_size(size, vocab_size=vocab_size)
-    assert pretrain.describe_recipe(config, corpus_tokens) == told
+# --- what determines the examples of a run ----------------------------------------------------------------------
+
+
+def collect(corpus, objective="nsp", **arguments):
+    phases = [Phase(SimpleNamespace(objective=objective), 1, 1)]
+    data_args, training_args = PretrainingDataArguments(**arguments), PretrainingArguments(use_cpu=True)
+    return collect_example_settings(corpus, phases, data_args, training_args)
+
+
+def test_words_in_the_corpus_change_nothing():
+    corpus = make_corpus([[[[5, 6]], [[7]]]])
+    before = collect(corpus)
+    corpus.settings["continues_word"] = True
+    assert collect(corpus) == before and "continues_word" not in before
+    assert collect(corpus, masking="spans") == before | {"masking": "spans"}
+    assert collect(corpus, mlm_probability="0.3:0.15") == before | {"mlm_probability": "0.3:0.15"}
+
+
+def test_texts_keep_their_names():
+    """Of datasets, and of files next to files in a bucket."""
+    corpus = make_corpus([[[[5, 6]], [[7]]]])
+    for sources, names in (
+        (["dataset owner/name"], ["owner/name"]),
+        (["s3://bucket/1.txt", "2.txt"], ["s3://bucket/1.txt", "2.txt"]),
+    ):
+        corpus.sources = dict.fromkeys(sources, "0")
+        assert list(collect(corpus, "mlm")["text"]) == names

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,14 +16,13 @@ from synthetic import make_trainer
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
-from snugbert.trainers.run.checkpoints import RunCheckpoints
+from snugbert.trainers.run.checkpoints import UNFINISHED_CHECKPOINT, RunCheckpoints, find_newest_checkpoint
 
 
-@pytest.mark.parametrize("only_model", [False, True])
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_damaged_best_checkpoint_is_ignored(damaged, only_model, tmp_path, caplog):
+def test_a_damaged_best_checkpoint_is_ignored(damaged, tmp_path, caplog):
     """Otherwise its weights would be the final model. They need no optimizer."""
-    make_trainer(tmp_path / "before", max_steps=1, save_steps=1, save_only_model=only_model).train()
+    make_trainer(tmp_path / "before", max_steps=1, save_steps=1, save_only_model=True).train()
     shutil.move(tmp_path / "before", tmp_path / "now")
     best = tmp_path / "now/checkpoint-1"
     if damaged:
@@ -77,3 +77,23 @@ def test_a_file_system_that_cannot_sync_folders(number, tmp_path, monkeypatch):
     with nullcontext() if number == errno.EINVAL else pytest.raises(InputError, match="could not be written"):
         trainer.train()
     assert (tmp_path / "checkpoint-1").exists() == (number == errno.EINVAL)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
+def test_a_full_disk_is_a_short_error(tmp_path, file):
+    """The operating system refuses to let the file grow to its size. The earlier checkpoint stays."""
+    make_trainer(tmp_path, max_steps=1, save_steps=1).train()
+    size = (tmp_path / "checkpoint-1" / file).stat().st_size  # the optimizer's is the larger
+    trainer = make_trainer(tmp_path, max_steps=2, save_steps=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1000, limits[1]))
+    try:
+        with pytest.raises(
+            InputError, match=rf"{tmp_path}/.*checkpoint-2 could not be written: .+\. The disk is probably full"
+        ) as error:
+            trainer.train(resume_from_checkpoint=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(error.value)
+    assert find_newest_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
+    assert not (tmp_path / "checkpoint-2").exists() and not (tmp_path / UNFINISHED_CHECKPOINT).exists()

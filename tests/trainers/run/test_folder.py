@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +24,6 @@ from snugbert.trainers.run.checkpoints import (
 from snugbert.trainers.run.folder import (
     check_disk_space,
     check_output_dir,
-    list_run_files,
     remove_run,
 )
 
@@ -47,16 +45,14 @@ def arguments(folder, resume: str | None = None, overwrite: bool = False) -> Fin
     return args
 
 
-def test_the_newest_whole_checkpoint_is_resumed(tmp_path, caplog):
-    write_checkpoint(tmp_path, 9)
-    newest = write_checkpoint(tmp_path, 10)
-    damaged = Path(write_checkpoint(tmp_path, 20))
-    (damaged / "trainer_state.json").unlink()
-    assert str(find_newest_checkpoint(tmp_path)) == newest
-    assert f"skipping checkpoint-20: {damaged / 'trainer_state.json'} cannot be read" in caplog.text
-    assert check_output_dir(arguments(tmp_path, "true")) == newest
-    # With nothing to resume, the same command starts a run.
-    assert check_output_dir(arguments(tmp_path / "new", "true")) is None
+def test_the_newest_checkpoint_is_resumed(tmp_path):
+    """With nothing to resume, not even a first checkpoint that a killed run left, the same command starts a run."""
+    write_checkpoint(tmp_path / "run", 9)
+    newest = write_checkpoint(tmp_path / "run", 10)
+    assert check_output_dir(arguments(tmp_path / "run", "true")) == newest
+    (tmp_path / "new" / UNFINISHED_CHECKPOINT / "checkpoint-1").mkdir(parents=True)
+    for resume in (None, "true"):
+        assert check_output_dir(arguments(tmp_path / "new", resume)) is None
 
 
 def test_a_run_is_not_overwritten_by_accident(tmp_path):
@@ -77,11 +73,8 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "config.json"}
 
 
-@pytest.mark.parametrize("finished", [None, "config.json", "train_results.json"])
-def test_a_run_without_a_whole_checkpoint_is_refused(finished, tmp_path, caplog):
+def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path, caplog):
     (Path(write_checkpoint(tmp_path, 10)) / "optimizer.pt").unlink()
-    if finished is not None:
-        (tmp_path / finished).touch()
     with pytest.raises(InputError, match="contains a run, but no complete checkpoint"):
         check_output_dir(arguments(tmp_path, "true"))
     assert "optimizer.pt cannot be read" in caplog.text
@@ -102,7 +95,6 @@ def run(tmp_path_factory) -> Path:
 DAMAGES = [
     ("optimizer.pt", "half", "does not match manifest"),
     ("rng_state.pth", "missing", "cannot be read: No such file"),
-    ("trainer_state.json", "{}", "does not match manifest"),
     ("manifest.json", "{}", "is damaged"),
     ("manifest.json", "half", "is not JSON"),
     ("manifest.json", "a path", "the name '/etc/passwd' points outside the folder"),
@@ -122,15 +114,6 @@ def test_a_damaged_checkpoint_is_skipped(name, how, problem, run, tmp_path, capl
     assert "\n" not in str(error.value) and str(error.value).split(": ", 1)[1].split(" Resume")[0] in caplog.text
 
 
-def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run, tmp_path):
-    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "checkpoint-2/rng_state.pth").unlink()
-    make_trainer(tmp_path, max_steps=2, save_steps=1, dropout=0.1).train(resume_from_checkpoint=True)
-    for name in ("model.safetensors", "rng_state.pth"):
-        assert (tmp_path / "checkpoint-2" / name).read_bytes() == (run / "checkpoint-2" / name).read_bytes()
-    check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-2")))  # whole again
-
-
 def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
     """Its weights were saved on purpose (--save_only_model)."""
     make_trainer(tmp_path, max_steps=2, save_steps=1, save_only_model=True).train()
@@ -140,24 +123,7 @@ def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
     assert f"{checkpoint} contains only weights" in caplog.text and f"--model_name_or_path {checkpoint}" in caplog.text
 
 
-# --- killed and moved runs --------------------------------------------------------------------------------------
-
-
-def killed_at_the_first_checkpoint(folder: Path) -> None:
-    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-    make_trainer(folder, max_steps=2, save_steps=1, dropout=0.1).train()
-
-
-def test_a_kill_during_the_first_checkpoint_does_not_block_a_restart(run, tmp_path, caplog):
-    assert forked.run(killed_at_the_first_checkpoint, tmp_path).returncode == -signal.SIGKILL
-    assert (tmp_path / UNFINISHED_CHECKPOINT / "checkpoint-1/model.safetensors").exists()
-    assert list_run_files(tmp_path) == []
-    assert check_output_dir(arguments(tmp_path)) is None
-    assert caplog.text == ""
-    assert check_output_dir(arguments(tmp_path, "true")) is None
-    make_trainer(tmp_path, max_steps=1, save_steps=1, dropout=0.1).train()
-    weights = [(folder / "checkpoint-1/model.safetensors").read_bytes() for folder in (tmp_path, run)]
-    assert weights[0] == weights[1] and not (tmp_path / UNFINISHED_CHECKPOINT).exists()
+# --- replaced and moved checkpoints -----------------------------------------------------------------------------
 
 
 def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(run, tmp_path):
@@ -200,21 +166,16 @@ def check_space(folder, monkeypatch, free, **settings):
     check_disk_space(args, [torch.nn.Parameter(torch.zeros(10**7))])
 
 
-@pytest.mark.parametrize(
-    ("settings", "least"),
-    [
+def test_a_disk_without_space_for_a_checkpoint_is_refused(tmp_path, monkeypatch):
+    """A run that replaces another is not refused."""
+    for settings, least in (
         ({}, CHECKPOINT),
         ({"save_only_model": True}, WEIGHTS),
         ({"optim": "adafactor"}, WEIGHTS),
         ({"save_strategy": "no"}, WEIGHTS),
-    ],
-)
-def test_a_disk_without_space_for_a_checkpoint_is_refused(settings, least, tmp_path, monkeypatch):
-    check_space(tmp_path, monkeypatch, least, **settings)
-    with pytest.raises(InputError, match=f"{tmp_path} has .* free, but .* takes {format_bytes(least)}\\."):
-        check_space(tmp_path, monkeypatch, least - 1, **settings)
-
-
-def test_a_run_that_replaces_another_is_not_refused(tmp_path, monkeypatch):
+    ):
+        check_space(tmp_path, monkeypatch, least, **settings)
+        with pytest.raises(InputError, match=f"{tmp_path} has .* free, but .* takes {format_bytes(least)}\\."):
+            check_space(tmp_path, monkeypatch, least - 1, **settings)
     (tmp_path / "new/run/checkpoint-1").mkdir(parents=True)
     check_space(tmp_path, monkeypatch, 0)

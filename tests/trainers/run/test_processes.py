@@ -4,7 +4,6 @@ import os
 import platform
 import signal
 import sys
-import time
 from datetime import timedelta
 
 import forked
@@ -18,7 +17,7 @@ from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.errors import InputError
 from snugbert.trainers.run.processes import explain_lost_process, raise_together, wait_for_all
 
-LIMIT = 2.0  # seconds
+LIMIT = 1.0  # seconds
 
 
 def lose_a_process(lost: int, is_frozen: bool) -> None:
@@ -36,16 +35,13 @@ def lose_a_process(lost: int, is_frozen: bool) -> None:
 @pytest.mark.parametrize(
     ("lost", "is_frozen", "message"),
     [
-        (1, True, "process 0 on {host} lost another process (Rank 1 failed to pass monitoredBarrier in 2000 ms"),
-        (0, True, "process 1 on {host} lost another process ("),
+        (1, True, "process 0 on {host} lost another process (Rank 1 failed to pass monitoredBarrier in 1000 ms"),
         (0, False, "process 1 on {host} lost another process ("),
     ],
 )
 def test_a_lost_process_is_noticed(lost, is_frozen, message):
-    start = time.monotonic()
     process = forked.run(lose_a_process, lost, is_frozen, processes=2)
     assert message.format(host=platform.node()) in process.stdout, process.stdout + process.stderr
-    assert time.monotonic() - start < 30
 
 
 def fail_on_one_machine() -> None:

@@ -11,6 +11,7 @@ from glue_examples import LARGER, VOCABULARY, arguments, sentences
 from PIL import Image
 from pretraining_command import run
 from safetensors.torch import load_file
+from synthetic import without_times
 from tables import write_csv
 
 from snugbert import SnugBertTokenizer
@@ -19,6 +20,8 @@ from snugbert_cli import main as snugbert_command
 wandb = pytest.importorskip("wandb")  # `make test` installs the reporters, but not `make test-lowest`
 trackio = pytest.importorskip("trackio")
 sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))  # do not import TensorFlow, which takes seconds
+
+pytestmark = pytest.mark.slow
 
 REPORTERS = ("tensorboard", "wandb", "trackio")
 
@@ -66,8 +69,7 @@ def received(tmp_path, monkeypatch):
 
 
 def read_log(folder) -> list[dict]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in line.items() if "per_second" not in name} for line in lines]
+    return without_times(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()))
 
 
 def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, received):
@@ -82,10 +84,7 @@ def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, received):
     assert snugbert_command([*command, "--resume_from_checkpoint", "true"]) == 0
     wandb.finish()
 
-    def without_times(lines) -> list[dict]:
-        return [{name: value for name, value in line.items() if "runtime" not in name} for line in lines]
-
-    assert without_times(read_log(folder)) == without_times(read_log(tmp_path / "silent"))
+    assert read_log(folder) == read_log(tmp_path / "silent")
     weights, expected = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "silent"))
     assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in weights)
 
@@ -125,13 +124,10 @@ def test_each_run_of_a_sweep_reports_its_scores_and_plots(tmp_path, received):
         results = json.loads((folder / "results.json").read_text())
         (events,) = (folder / "runs").iterdir()
         assert events.name.startswith(f"seeds-{folder.name}-")
-        plots = {f"plots/{file.stem}": Image.open(file).size for file in folder.glob("*.png")}
-        assert plots.keys() >= {"plots/learning_curve", "plots/confusion_matrix"}
-        tensorboard, images = read_tensorboard(events)
-        assert images == {name: (3, *size) for name, size in plots.items()}
-        others = [runs[library, events.name] for library in ("wandb", "trackio")]
-        assert all(images.keys() == plots.keys() for _, images in others)
-        for metrics in (tensorboard, *(metrics for metrics, _ in others)):
+        plots = {f"plots/{file.stem}" for file in folder.glob("*.png")}
+        assert plots >= {"plots/learning_curve", "plots/confusion_matrix"}
+        for metrics, images in (read_tensorboard(events), *(runs[name, events.name] for name in REPORTERS[1:])):
+            assert images.keys() == plots
             for name, set_name in (("eval", "eval"), ("test", "predict")):
                 step, score = metrics[f"{name}/accuracy"][-1]
                 assert step == 3 and score == pytest.approx(results["metrics"][set_name]["accuracy"], rel=1e-6)

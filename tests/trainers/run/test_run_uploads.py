@@ -22,16 +22,14 @@ def start_push(self, token=None, private=None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "folders"),
+    ("settings", "electra", "folders"),
     [
-        ({"hub_strategy": "every_save"}, ["", "", ""]),
-        ({"hub_strategy": "checkpoint"}, ["", "last-checkpoint", "", "last-checkpoint", ""]),
-        ({"hub_strategy": "all_checkpoints"}, ["", "checkpoint-1", "", "checkpoint-2", ""]),
-        ({"hub_strategy": "end"}, [""]),
-        ({"push_to_hub": False}, [""]),
+        ({"hub_strategy": "checkpoint"}, True, ["", "last-checkpoint", "", "last-checkpoint", ""]),
+        ({"hub_strategy": "all_checkpoints"}, False, ["", "checkpoint-1", "", "checkpoint-2", ""]),
+        ({"hub_strategy": "end"}, False, [""]),
+        ({"push_to_hub": False}, False, [""]),
     ],
 )
-@pytest.mark.parametrize("electra", [False, True])
 def test_checkpoints_are_uploaded_when_they_are_complete(settings, folders, electra, tmp_path, monkeypatch):
     """With the card and the plot of the run, and without the arguments of the trainer, which logs contain, too."""
     uploads = []

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 import snugbert
 from snugbert.errors import RunStopped
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.single_run import fine_tune
 from snugbert.trainers.finetuning.sweep import run_sweep
@@ -24,7 +23,6 @@ from snugbert.trainers.run.stopping import DivergedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-MODEL = FineTunedModelArguments(config_name="tiny", tokenizer_name=".")
 STEPS = 6  # two epochs of three steps
 
 NOT_FINITE = r"^The loss or the gradient norm is not finite in step 3 \(in this process: .*\)"
@@ -76,14 +74,30 @@ def straight(tmp_path_factory) -> Path:
     return folder
 
 
-# Within an epoch, at its end, and at the end of the run.
-@pytest.mark.parametrize(("step", "strategy"), [(2, "no"), (3, "best"), (3, "epoch"), (5, "epoch"), (STEPS, "no")])
-def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path, monkeypatch, caplog):
-    """Also in another folder. The evaluation changes the random state, which dropout after it uses."""
+# Within an epoch, before its end, at its end, and at the end of the run. On a GPU, a run stops one step later unless
+# something is due.
+@pytest.mark.parametrize(
+    ("received", "step", "strategy", "late"),
+    [
+        (2, 2, "no", False),
+        (3, 3, "best", False),
+        (5, 5, "epoch", False),
+        (STEPS, STEPS, "no", False),
+        (1, 2, "epoch", True),
+        (2, 3, "epoch", True),
+        (3, 3, "epoch", True),
+        (STEPS, STEPS, "epoch", True),
+    ],
+)
+def test_a_stopped_run_continues_bit_for_bit(received, step, strategy, late, straight, tmp_path, monkeypatch, caplog):
+    """Also in another folder, and with data workers. The evaluation changes the random state of dropout after it."""
     # A checkpoint with only the model could not be resumed.
     settings = {"save_strategy": strategy, "metric_for_best_model": "accuracy", "save_only_model": step == 3}
+    if late:
+        report_late(monkeypatch)
+        settings = {"save_strategy": strategy, "logging_steps": 100}
     number = signal.SIGTERM if step % 2 else signal.SIGINT
-    raise_in_step(monkeypatch, step, number)
+    raise_in_step(monkeypatch, received, number)
     with pytest.raises(RunStopped) as stop:
         train(tmp_path, **settings)
     assert stop.value.number == number
@@ -93,26 +107,12 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
     ]
     assert not {"model.safetensors", "results.json", "README.md"} & {file.name for file in tmp_path.iterdir()}
     folder, resume = (tmp_path, "true") if step != 2 else (tmp_path / "moved", str(tmp_path / f"checkpoint-{step}"))
-    train(folder, **settings, resume_from_checkpoint=resume)
+    train(folder, **settings, resume_from_checkpoint=resume, dataloader_num_workers=step % 2 if late else 0)
     assert_same_weights(folder, straight)
-    assert log_of(folder) == log_of(straight)
-
-
-# Within an epoch, before its end, at its end, and at the end of the run. Nothing is due after steps 1, 2, 4 and 5.
-@pytest.mark.parametrize(("received", "step"), [(1, 2), (2, 3), (3, 3), (STEPS - 1, STEPS), (STEPS, STEPS)])
-def test_on_a_gpu_a_run_stops_one_step_later(received, step, straight, tmp_path, monkeypatch, caplog):
-    """It continues bit for bit, also with data workers."""
-    report_late(monkeypatch)
-    raise_in_step(monkeypatch, received, signal.SIGTERM)
-    settings = {"logging_steps": 100, "save_strategy": "epoch"}
-    with pytest.raises(RunStopped):
-        train(tmp_path, **settings)
-    assert max(int(folder.name[11:]) for folder in tmp_path.glob("checkpoint-*")) == step
-    assert caplog.messages.count("SIGTERM: stopping after this step.") == 1
-    train(tmp_path, **settings, resume_from_checkpoint="true", dataloader_num_workers=step % 2)
-    assert_same_weights(tmp_path, straight)
-    scores, expected = ([line for line in log_of(each) if line[2] is not None] for each in (tmp_path, straight))
-    assert scores == expected
+    logs = log_of(folder), log_of(straight)
+    if late:  # only the evaluations
+        logs = tuple([line for line in log if line[2] is not None] for log in logs)
+    assert logs[0] == logs[1]
 
 
 def test_early_stopping_keeps_its_count(tmp_path, monkeypatch):
@@ -126,11 +126,10 @@ def test_early_stopping_keeps_its_count(tmp_path, monkeypatch):
     assert [step for step, _, score in log_of(tmp_path) if score is not None] == [3, 6, 9]
 
 
-# Once per epoch and at the end of a run within an epoch; every two steps.
+# Every two steps, and once per epoch at the end of a run within an epoch.
 @pytest.mark.parametrize(
     ("step", "settings"),
     [
-        (3, {"eval_strategy": "epoch", "save_strategy": "epoch"}),
         (4, {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}),
         (5, {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": 5}),
     ],
@@ -150,30 +149,31 @@ def test_the_best_model_may_be_found_in_the_stop(step, settings, tmp_path, monke
     assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
 
 
-def stop_in_the_second_process(folder: Path, received: int, late: bool) -> None:
-    """A straight run, and one that stops at an evaluation and continues."""
+def stop_in_the_second_process(folder: Path) -> None:
+    """A straight run, and two that stop at an evaluation and continue. The second stops as on a GPU."""
     settings = {"per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 3}
     train(folder / "straight", **settings)
-    with pytest.MonkeyPatch.context() as patch:
-        if late:
-            report_late(patch)
-        if os.environ["RANK"] == "1":
-            raise_in_step(patch, received, signal.SIGTERM)
-        with pytest.raises(RunStopped):
-            train(folder / "stopped", **settings)
-        train(folder / "stopped", **settings, resume_from_checkpoint="true")
+    for name, received in (("at once", 3), ("late", 2)):
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "late":
+                report_late(patch)
+            if os.environ["RANK"] == "1":
+                raise_in_step(patch, received, signal.SIGTERM)
+            with pytest.raises(RunStopped):
+                train(folder / name, **settings)
+            train(folder / name, **settings, resume_from_checkpoint="true")
 
 
 # Not with the lowest versions: accelerate 1.10 cannot load an optimizer in several processes on CPUs.
 @pytest.mark.slow
-@pytest.mark.parametrize(("received", "late"), [(3, False), (2, True)])
-def test_two_processes_stop_after_the_same_step(received, late, tmp_path):
-    process = forked.run(stop_in_the_second_process, tmp_path, received, late, processes=2)
+def test_two_processes_stop_after_the_same_step(tmp_path):
+    process = forked.run(stop_in_the_second_process, tmp_path, processes=2)
     assert process.returncode == 0, process.stderr
-    assert "stopped after step 3 of 6" in process.stderr
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    assert log_of(straight) == log_of(stopped)
-    assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
+    assert process.stderr.count("stopped after step 3 of 6") == 4  # two processes, twice
+    straight = tmp_path / "straight"
+    for stopped in (tmp_path / "at once", tmp_path / "late"):
+        assert log_of(straight) == log_of(stopped)
+        assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
 
 
 def test_a_stopped_sweep_continues_within_a_run(straight, tmp_path, monkeypatch, caplog):
@@ -253,8 +253,7 @@ def spoiled_trainer(folder: Path, what: str, **settings) -> Spoiled:
     return trainer
 
 
-@pytest.mark.parametrize("clipping", [1.0, 0.0, math.inf])
-@pytest.mark.parametrize("what", ["loss", "norm"])
+@pytest.mark.parametrize(("what", "clipping"), [("loss", 1.0), ("norm", 1.0), ("norm", 0.0), ("norm", math.inf)])
 def test_a_run_that_diverges_stops_before_the_optimizer_step(what, clipping, tmp_path):
     for resume in (None, True):
         trainer = spoiled_trainer(tmp_path, what, save_strategy="steps", max_grad_norm=clipping)
@@ -268,11 +267,16 @@ def test_a_run_that_diverges_stops_before_the_optimizer_step(what, clipping, tmp
 
 # Nothing is due after step 3; a log line, an evaluation, a checkpoint or the end.
 @pytest.mark.parametrize(
-    "due",
-    [{}, {"logging_steps": 3}, {"eval_steps": 3}, {"save_steps": 3}, {"max_steps": 3}],
+    ("what", "due"),
+    [
+        ("norm", {}),
+        ("loss", {"logging_steps": 3}),
+        ("norm", {"eval_steps": 3}),
+        ("loss", {"save_steps": 3}),
+        ("norm", {"max_steps": 3}),
+    ],
 )
-@pytest.mark.parametrize("what", ["loss", "norm"])
-def test_on_a_gpu_a_run_that_diverges_saves_no_weights(due, what, tmp_path, monkeypatch):
+def test_on_a_gpu_a_run_that_diverges_saves_no_weights(what, due, tmp_path, monkeypatch):
     """It notices one step later, but before it logs, evaluates, saves or ends."""
     report_late(monkeypatch)
     settings = {"save_strategy": "steps", "logging_steps": 100, "max_steps": 9} | due
@@ -298,9 +302,8 @@ def test_fp16_skips_steps_with_infinite_gradients(tmp_path):
         trainer.train()
 
 
-def sweep_that_diverges_once(folder: Path, late: bool) -> None:
-    if late:
-        stopping.has_own_kernels = lambda values: False
+def sweeps_that_diverge_once(folder: Path) -> None:
+    """The second sweep as on a GPU."""
     training_step = FineTuningTrainer.training_step
 
     def spoiled(self, *args, **kwargs):
@@ -308,16 +311,18 @@ def sweep_that_diverges_once(folder: Path, late: bool) -> None:
         return training_step(self, *args, **kwargs) + (math.inf if diverges else 0.0)
 
     FineTuningTrainer.training_step = spoiled
-    train(folder, seeds=2, per_device_train_batch_size=2, logging_steps=100)
+    for name in ("at once", "late"):
+        if name == "late":
+            stopping.has_own_kernels = lambda values: False
+        train(folder / name, seeds=2, per_device_train_batch_size=2, logging_steps=100)
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_all_processes_stop_if_one_diverges(late, tmp_path):
+def test_all_processes_stop_if_one_diverges(tmp_path):
     """They stop after the same step, so that a sweep continues with its next run."""
-    process = forked.run(sweep_that_diverges_once, tmp_path, late, processes=2)
+    process = forked.run(sweeps_that_diverge_once, tmp_path, processes=2)
     assert process.returncode == 0, process.stderr
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["settings"]["seed"] == 43
-    (failure,) = results["sweep"]["failures"]
-    assert "seed-42: The loss or the gradient norm is not finite in step 3 (in this process: inf" in failure
-    assert "The loss or the gradient norm is not finite in step 3" in process.stderr
+    for name in ("at once", "late"):
+        results = json.loads((tmp_path / name / "results.json").read_text())
+        assert results["settings"]["seed"] == 43
+        (failure,) = results["sweep"]["failures"]
+        assert "seed-42: The loss or the gradient norm is not finite in step 3 (in this process: inf" in failure
