@@ -59,7 +59,6 @@ LONG_FILES = (
     "gpu/test_cuda_graphs.py",
     "tasks/test_multiple_choice.py",
     "data/test_tokenizing.py",
-    "integrations/test_without_snugbert.py",
     "test_kernels_snugbert.py",
     "reports/test_plots.py",
     "test_tokenization_snugbert.py",

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from family_checkpoints import write_checkpoint
-from parity import HEADS, NUM_LABELS, packed, ragged_batch, without_padding
+from parity import HEADS, NUM_LABELS, make_dropout_visible, packed, ragged_batch, without_padding
 from reference_kernels import acting_as_gpu
 from safetensors.torch import load_file, save_file
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
@@ -19,7 +19,6 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 import snugbert
 from snugbert.families.reading import CLASSES, STOCK_NAMES
 from snugbert.families_snugbert import FAMILY_TYPES
-from snugbert.kernels_snugbert import SnugBertDropout
 from snugbert.modeling_snugbert import compute_buckets
 
 FAMILIES_AND_HEADS = [
@@ -192,13 +191,7 @@ def test_outputs_and_gradients_equal_transformers(tmp_path, family, head, fields
     ("family", "head"), [pair for pair in FAMILIES_AND_HEADS if pair[0] in ("roberta", "electra", "deberta-v2")]
 )
 def test_dropout_acts_where_it_does_in_transformers(tmp_path, monkeypatch, family, head):
-    """A deterministic stand-in for dropout reveals where dropout acts and with which probability."""
-
-    def scale(values, p=0.5, training=True, inplace=False):
-        return values * (1 + p) if training else values
-
-    monkeypatch.setattr(F, "dropout", scale)
-    monkeypatch.setattr(SnugBertDropout, "forward", lambda self, values: scale(values, self.p, self.training))
+    make_dropout_visible(monkeypatch)
     fields = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4}
     if family == "electra":
         fields |= {"summary_last_dropout": 0.1}

@@ -19,7 +19,6 @@ from snugbert.families_snugbert import FAMILY_TYPES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-TOKENIZERS = ("roberta", "camembert", "electra", "deberta-v2")  # XLM-R is RoBERTa with CamemBERT's kind of tokenizer
 SHORT_RUN = {
     "use_cpu": True,
     "disable_tqdm": True,
@@ -75,17 +74,6 @@ def test_glue_scores_pairs_as_stock_does_and_trains(family, data, tmp_path):
     model, tokenizer = open_result(tmp_path / "trained", transformers.AutoModelForSequenceClassification)
     assert model.config.id2label == labels["id2label"] and tokenizer.model_max_length == 512
 
-    del flags["model_name_or_path"]
-    flags |= {"output_dir": tmp_path / "student"}
-    assert run_command("glue", **flags, **teacher(tmp_path), **SHORT_RUN) == 0
-    model, _ = open_result(tmp_path / "student", transformers.AutoModelForSequenceClassification)
-    assert model.config.num_hidden_layers == 1
-
-
-def teacher(folder: Path) -> dict[str, object]:
-    """Flags that distill the model in `trained` into one layer."""
-    return {"teacher_name_or_path": folder / "trained", "num_student_layers": 1, "cache_dir": folder}
-
 
 def open_result(folder: Path, auto_class: type) -> tuple:
     """Opens the result of a command as users do. No weight is missing, and the model runs."""
@@ -96,7 +84,7 @@ def open_result(folder: Path, auto_class: type) -> tuple:
     return model, tokenizer
 
 
-@pytest.mark.parametrize("family", TOKENIZERS)
+@pytest.mark.parametrize("family", ["roberta", "deberta-v2"])
 def test_squad_trains(family, data, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family)
     files = {"train_file": data / "questions.jsonl", "validation_file": data / "questions.jsonl"}
@@ -119,13 +107,9 @@ def test_one_token_type_and_a_tokenizer_with_two(data, tmp_path):
     assert run_command("glue", **flags, train_file=data / "pairs.csv", **SHORT_RUN) == 0
     model, tokenizer = open_result(tmp_path / "glue", transformers.AutoModelForSequenceClassification)
     assert model(**tokenizer("a", "b", return_tensors="pt")).logits.isfinite().all()
-    flags |= {"train_file": data / "questions.jsonl", "output_dir": tmp_path / "squad", "max_seq_length": 512}
-    assert run_command("squad", **flags, **SHORT_RUN) == 0
-    answerer = snugbert.QuestionAnswerer(tmp_path / "squad", max_seq_length=512)
-    assert answerer("who?", "He said so.")["answer"]
 
 
-@pytest.mark.parametrize("family", FAMILY_TYPES)
+@pytest.mark.parametrize("family", ["roberta", "camembert"])
 def test_ner_trains(family, data, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family)
     files = {"train_file": data / "entities.txt", "validation_file": data / "entities.txt"}
@@ -139,17 +123,13 @@ def test_ner_trains(family, data, tmp_path):
     assert len(tokenizer.tokenize("said")) == 1
 
 
-@pytest.mark.parametrize("family", TOKENIZERS)
+@pytest.mark.parametrize("family", ["camembert", "electra"])
 def test_pretrain_continues_and_evaluate_scores_the_result(family, data, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family)
     text = {"validation_file": data / "text.txt", "max_seq_length": 64}
     flags = {"model_name_or_path": folder, "cache_dir": tmp_path, "train_file": data / "text.txt", **text}
     assert run_command("pretrain", **flags, objective="mlm", output_dir=tmp_path / "trained", **SHORT_RUN) == 0
     open_result(tmp_path / "trained", transformers.AutoModelForMaskedLM)
-    flags = {"train_file": data / "text.txt", **text, "objective": "mlm", "output_dir": tmp_path / "student"}
-    assert run_command("pretrain", **flags, **teacher(tmp_path), **SHORT_RUN) == 0
-    model, _ = open_result(tmp_path / "student", transformers.AutoModelForMaskedLM)
-    assert model.config.num_hidden_layers == 1
     scored = {"model_name_or_path": tmp_path / "trained", "cache_dir": tmp_path, "output_dir": tmp_path / "scores"}
     assert run_command("evaluate", **scored, **text) == 0
     metrics = json.loads((tmp_path / "scores/results.json").read_text())["held_out_text"]["metrics"]

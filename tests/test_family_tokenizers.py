@@ -33,7 +33,7 @@ LOCALES = {
     "Devanagari": ("hi", "mr", "ne"),
     "Han, Kana and Hangul": ("ja", "zh", "zh_Hant", "ko"),
 }
-TEXTS_PER_SCRIPT = 4000
+TEXTS_PER_SCRIPT = 500
 ODD_TEXTS = [
     "",
     " ",
@@ -55,7 +55,7 @@ SPECIAL_TEXTS = ["a <mask> b", "a<mask>b", " <mask> , <mask>", "<s> in </s> <pad
 
 @cache
 def read_texts() -> list[str]:
-    """Makes 20,000 texts from names of languages, territories and currencies in five groups of scripts."""
+    """Makes 2,500 texts from names of languages, territories and currencies in five groups of scripts."""
     rng = random.Random(0)
     texts = []
     for codes in LOCALES.values():
@@ -71,8 +71,8 @@ def read_texts() -> list[str]:
 @cache
 def train_sentencepiece(**options) -> bytes:
     model = io.BytesIO()
-    options |= {"vocab_size": 2500, "num_threads": 1, "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(read_texts()[::8]), model_writer=model, **options)
+    options |= {"vocab_size": 1500, "num_threads": 1, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(read_texts()), model_writer=model, **options)
     return model.getvalue()
 
 
@@ -103,12 +103,12 @@ def write_byte_level(folder: Path, family: str) -> Callable[[str], list[int]]:
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = BpeTrainer(
-        vocab_size=2500,
+        vocab_size=1500,
         special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    trained.train_from_iterator(read_texts()[::8], trainer)
+    trained.train_from_iterator(read_texts(), trainer)
     model = json.loads(trained.to_str())["model"]
     vocabulary = model["vocab"] | {"<mask>": len(model["vocab"])}
     (folder / "vocab.json").write_text(json.dumps(vocabulary))

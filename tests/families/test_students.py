@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 MODELS_WITH_HEADS = [("bert", head) for head in HEADS if head != "Model"]
 MODELS_WITH_HEADS += [(family, "ForMaskedLM") for family in FAMILY_TYPES]
-MODELS_WITH_HEADS += [(family, "ForSequenceClassification") for family in FAMILY_TYPES]
 
 
 def make_teacher(family: str, head: str, folder) -> PreTrainedModel:

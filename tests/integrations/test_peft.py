@@ -3,12 +3,11 @@
 import pytest
 import torch
 import transformers
-from datasets import Dataset
 from family_checkpoints import write_checkpoint
 from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
 from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from torch.testing import assert_close
-from transformers import DataCollatorForTokenClassification, Trainer, TrainingArguments, set_seed
+from transformers import Trainer
 
 import snugbert
 from snugbert.families.conversion import convert_model
@@ -87,37 +86,6 @@ def test_every_head_equals_stock_bert(head):
 
     expected = ours.eval()(**inputs)
     assert_close(dict(ours.merge_and_unload()(**inputs)), dict(expected), atol=1e-5, rtol=1e-5)
-
-
-def test_accumulated_and_packed_batches_train_the_same_adapter(tmp_path):
-    """Token classification: a padded batch of 8 and 4 packed batches of 2 give the same losses and weights."""
-    generator = torch.Generator().manual_seed(0)
-    rows = [torch.randint(1, 200, (length,), generator=generator).tolist() for length in range(3, 35)]
-    features = Dataset.from_list([{"input_ids": row, "labels": [token % 3 for token in row]} for row in rows])
-    padding = DataCollatorForTokenClassification(snugbert.SnugBertTokenizer())
-    runs = []
-    for collator, accumulated in ((padding, 1), (snugbert.SnugBertDataCollatorWithPacking(), 4)):
-        base, _ = ours_and_stock("ForTokenClassification")
-        set_seed(0)
-        model = get_peft_model(base, LoraConfig(task_type="TOKEN_CLS", target_modules=["query", "value"], r=4))
-        args = TrainingArguments(
-            tmp_path,
-            per_device_train_batch_size=8 // accumulated,
-            gradient_accumulation_steps=accumulated,
-            learning_rate=1e-2,
-            logging_steps=1,
-            save_strategy="no",
-            dataloader_pin_memory=False,
-        )
-        trainer = Trainer(model, args, train_dataset=features, data_collator=collator)
-        trainer.train()
-        runs.append(trainer)
-    padded, accumulated = runs
-    assert losses(accumulated) == pytest.approx(losses(padded), rel=1e-4)
-    assert losses(padded)[-1] < losses(padded)[0]
-    weights = dict(accumulated.model.named_parameters())
-    for name, parameter in padded.model.named_parameters():
-        assert_close(weights[name], parameter, atol=1e-4, rtol=0)
 
 
 def test_an_adapter_of_a_converted_classifier_has_the_dense_layer_of_its_head(tmp_path):
