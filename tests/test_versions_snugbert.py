@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import transformers
 from packaging.requirements import Requirement
 
 from snugbert import versions_snugbert
@@ -27,10 +26,10 @@ def test_supported_versions_equal_pyproject():
 def test_other_versions_are_refused(package, found, monkeypatch):
     installed = {"transformers": "5.17.0", "torch": "2.11.0a0+nv26.3"}  # the second is a vendor's build of 2.11
     monkeypatch.setattr(versions_snugbert, "version", installed.get)
-    monkeypatch.setattr(transformers, "__version__", installed["transformers"])
+    monkeypatch.setattr(versions_snugbert.transformers, "__version__", installed["transformers"])
     check_versions()
     installed[package] = found
-    monkeypatch.setattr(transformers, "__version__", installed["transformers"])
+    monkeypatch.setattr(versions_snugbert.transformers, "__version__", installed["transformers"])
     needed = f"{package}{WORKING_VERSIONS[package]}"
     with pytest.raises(
         ImportError, match=re.escape(f'but {package} {found} is installed. Run: pip install "{needed}"')

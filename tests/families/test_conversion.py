@@ -140,20 +140,6 @@ def test_the_tensorflow_release_becomes_snugbert_and_bert(to, tmp_path):
     check_conversion(tmp_path / "google", to, "ForPreTraining", stock)
 
 
-def test_a_real_bert_on_real_text(tmp_path, minilm, data_dir):
-    lines = [line for line in (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines() if line][:6]
-    convert_model(minilm, tmp_path / "snug", "snugbert")
-    convert_model(tmp_path / "snug", tmp_path / "bert", "bert")
-    stock = transformers.BertModel.from_pretrained(minilm)
-    tokenize = transformers.AutoTokenizer.from_pretrained(minilm)
-    inputs = dict(tokenize(lines, padding=True, truncation=True, max_length=64, return_tensors="pt"))
-    for folder in (tmp_path / "snug", tmp_path / "bert"):
-        tokenize = transformers.AutoTokenizer.from_pretrained(folder)
-        found = dict(tokenize(lines, padding=True, truncation=True, max_length=64, return_tensors="pt"))
-        assert found.keys() == inputs.keys() and all(torch.equal(found[name], inputs[name]) for name in inputs)
-        assert_equal_outputs(stock, transformers.AutoModel.from_pretrained(folder), inputs)
-
-
 # --- forms of files ---------------------------------------------------------------------------------------------
 
 

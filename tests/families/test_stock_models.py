@@ -10,7 +10,7 @@ import test_families_snugbert
 import torch
 import transformers
 from parity import CONFIG, NUM_LABELS, ours_and_stock, ragged_batch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import snugbert
 from snugbert.cli.model_arguments import CONVERTED_TYPES
@@ -169,14 +169,6 @@ def test_old_files_are_read(family, tied, tmp_path):
     done = convert_model(source, tmp_path / "out", "snugbert")
     assert_same_files(tmp_path / "out", tmp_path / "expected")
     assert done.notes == ["The pooler was dropped. ForMaskedLM does not use it."] * (family == "roberta")
-    # Files of a bare encoder have no prefix.
-    source = write_stock(tmp_path / "encoder", family, "Model")
-    convert_model(source, tmp_path / "expected", "snugbert", overwrite_output_dir=True)
-    weights = load_file(source / "model.safetensors")
-    bare = {name.removeprefix(f"{family}."): tensor.clone() for name, tensor in weights.items()}
-    save_file(bare, source / "model.safetensors")
-    convert_model(source, tmp_path / "out", "snugbert", overwrite_output_dir=True)
-    assert_same_files(tmp_path / "out", tmp_path / "expected")
 
 
 def test_microsofts_files_of_deberta_v3_are_converted(tmp_path):

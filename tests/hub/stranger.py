@@ -12,7 +12,7 @@ import torch
 import transformers
 from fake_hub import intercept_pushes
 from peft import AutoPeftModelForSequenceClassification
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainingArguments
 
 HEADS = [
@@ -86,20 +86,13 @@ def main(folder: Path, sentences: list[str]) -> None:
     encoder = SentenceTransformer(str(folder / "encoder"), trust_remote_code=True)
     encoder.save_pretrained(str(folder / "passed-on"))  # with its code
     encoder = SentenceTransformer(str(folder / "passed-on"), trust_remote_code=True)
-    ranker = CrossEncoder(str(folder / "classifier"), trust_remote_code=True)
     adapted = AutoPeftModelForSequenceClassification.from_pretrained(folder / "adapter", trust_remote_code=True)
-    detector = load("ForPreTraining", folder / "detector")
-    detector.save_pretrained(folder / "detector-again")
-    models = {
-        "adapted": adapted,
-        "offloaded": load("ForSequenceClassification", folder / "classifier", device_map={"": "disk"}),
-        "detected": load("ForPreTraining", folder / "detector-again"),
-    }
-    for model in (encoder[0].model, ranker[0].model, adapted.base_model.model):
+    load("ForPreTraining", folder / "detector").save_pretrained(folder / "detector-again")
+    for model in (encoder[0].model, adapted.base_model.model):
         assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
-    tensors |= {name: outputs(model, tokenizer, sentences) for name, model in models.items()}
     tensors["embeddings"] = [torch.from_numpy(encoder.encode(sentences))]
-    tensors["scores"] = [torch.from_numpy(ranker.predict([(text, sentences[0]) for text in sentences]))]
+    tensors["adapted"] = outputs(adapted, tokenizer, sentences)
+    tensors["detected"] = outputs(load("ForPreTraining", folder / "detector-again"), tokenizer, sentences)
     torch.save(tensors, folder / "tensors.pt")
     (folder / "report.json").write_text(json.dumps(report))
 
