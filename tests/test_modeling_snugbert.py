@@ -23,7 +23,6 @@ from parity import (
 
 import snugbert
 
-
 OWN_OUTPUTS = ("mlm_loss", "nsp_loss")
 
 
@@ -478,6 +477,10 @@ def test_pretraining_losses_one_at_a_time():
     torch.testing.assert_close(both.loss, mlm.loss + nsp.loss)
     torch.testing.assert_close((both.mlm_loss, both.nsp_loss), (mlm.loss.detach(), nsp.loss.detach()))
     assert ours(**inputs).loss is None
+    # A plain Trainer has one count. A micro-batch's next-sentence loss is weighted by its share of the labeled tokens.
+    inputs = ragged_batch("ForPreTraining")
+    shared = ours(**inputs, num_items_in_batch=4 * (inputs["labels"] != -100).sum())
+    torch.testing.assert_close(shared.loss, both.loss / 4, atol=2e-6, rtol=1e-5)
 
 
 def test_the_vocabulary_head_runs_on_labeled_tokens_in_training():
@@ -513,16 +516,6 @@ def test_every_head_divides_by_the_items_of_the_global_batch(head, problem_type)
         for rows in (slice(0, 2), slice(2, 6))
     ]
     torch.testing.assert_close(sum(parts), ours(**inputs).loss, atol=2e-6, rtol=1e-5)
-
-
-def test_pretraining_under_a_plain_trainer():
-    """With one count only, a micro-batch's next-sentence loss is weighted by its share of the labeled tokens."""
-    ours, _ = ours_and_stock("ForPreTraining")
-    inputs = ragged_batch("ForPreTraining")
-    items = (inputs["labels"] != -100).sum()
-    alone = ours(**inputs)
-    shared = ours(**inputs, num_items_in_batch=4 * items)
-    torch.testing.assert_close(shared.loss, alone.loss / 4, atol=2e-6, rtol=1e-5)
 
 
 def test_sinusoidal_positions_follow_the_formula():
