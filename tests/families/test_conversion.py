@@ -54,6 +54,7 @@ def test_converted_to_bert_opens_without_snugbert(pretrained, tmp_path, monkeypa
     assert type(tokenizer) is transformers.BertTokenizer and tokenizer(TEXT).input_ids == expected
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page(pretrained, tmp_path, monkeypatch):
     stock = ours_and_stock("ForPreTraining")[1]
     write_tensorflow(tmp_path / "uncased_L-12_H-768_A-12", tensorflow_variables(stock))

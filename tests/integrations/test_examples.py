@@ -94,6 +94,7 @@ def losses(names: dict[str, Any]) -> list[float]:
     return [line["loss"] for line in names["trainer"].state.log_history if "loss" in line]
 
 
+@pytest.mark.slow
 def test_peft_trains_an_adapter_like_stock_bert(run_example, checkpoints):
     stock, ours = (run_example("PEFT", side) for side in ("stock", "ours"))
     assert losses(ours) == pytest.approx(losses(stock), rel=1e-3)
