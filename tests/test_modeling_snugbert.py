@@ -19,6 +19,7 @@ from parity import (
     scalar,
     without_padding,
 )
+from torch._dynamo.utils import counters
 
 import snugbert
 
@@ -531,9 +532,10 @@ def test_gradient_checkpointing_changes_nothing(attention):
 
 @pytest.mark.slow
 def test_compiled_models_equal_eager_models():
-    """Padded batches compile with their padding. Packed batches, and compiled gradients: test_kernels_snugbert.py."""
+    """Padded batches compile with their padding, to one graph. test_kernels_snugbert.py has packed batches."""
     ours, _ = ours_and_stock("ForPreTraining", num_hidden_layers=1)
     torch._dynamo.reset()
+    counters.clear()
     compiled = torch.compile(ours, backend="eager", dynamic=True)
     for size in (6, 4):
         inputs = ragged_batch("ForPreTraining", batch=size)
@@ -544,6 +546,7 @@ def test_compiled_models_equal_eager_models():
             loss.backward()
             results.append([loss.detach(), *(parameter.grad.clone() for parameter in ours.parameters())])
         torch.testing.assert_close(*results, atol=2e-6, rtol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
     without_labels = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
     whole = torch.compile(ours, backend="eager", fullgraph=True)(**without_labels)
     expected = ours(**without_labels)

@@ -28,7 +28,6 @@ BAD_ROWS = [
     ({"attention_mask": torch.ones(2, 1, 3, 4)}, r"`attention_mask` has shape \[2, 1, 3, 4\]"),
     ({"token_type_ids": torch.full((2, 3), 2)}, "`token_type_ids` contains 2. The allowed range is 0 to 1"),
     ({"position_ids": torch.full((1, 3), 40)}, "`position_ids` contains 40. The allowed range is 0 to 39"),
-    ({"position_ids": torch.tensor([[2, 1, 2], [1, 2, 3]])}, "`position_ids` restart in row 0 at token 1"),
     ({"position_ids": torch.tensor([[0, 1, 2], [5, 0, 1]])}, "`position_ids` restart in row 1 at token 1"),
     ({"labels": torch.full((2, 3), 211)}, "`labels` contains 211. The allowed range is 0 to 210"),
     ({"labels": torch.full((2, 2), 1)}, r"`labels` has shape \[2, 2\]"),

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from fake_hub import Repositories, intercept_pushes, write_cache
+from hub.stranger import outputs
 from parity import HEADS, ours_and_stock
 from peft import LoraConfig, get_peft_model
 from sentence_transformers import SentenceTransformer
@@ -31,26 +32,6 @@ SENTENCES = ["the cat sat on the mat", "the dogs sat", "a cat", "the mat sat on 
 TOKENIZER = snugbert.SnugBertTokenizer({word: index for index, word in enumerate(WORDS)})
 
 
-@dataclass
-class World:
-    """What was pushed, and the results of the process without snugbert."""
-
-    folder: Path
-    repositories: Repositories
-    expected: dict[str, list[torch.Tensor]]
-    tensors: dict[str, list[torch.Tensor]]
-    report: dict
-
-
-def run(model) -> list[torch.Tensor]:
-    """All outputs of a model for the sentences."""
-    inputs = TOKENIZER(SENTENCES, padding=True, return_tensors="pt")
-    if type(model).__name__.endswith("ForMultipleChoice"):
-        inputs = {name: tensor[None] for name, tensor in inputs.items()}
-    with torch.no_grad():
-        return list(model.eval()(**inputs).to_tuple())
-
-
 def push_all() -> tuple[Repositories, dict[str, list[torch.Tensor]]]:
     """Pushes every head, and a repository whose code fails."""
     expected = {}
@@ -59,7 +40,7 @@ def push_all() -> tuple[Repositories, dict[str, list[torch.Tensor]]]:
             ours, _ = ours_and_stock(head)
             ours.push_to_hub(f"org/{head}", max_shard_size="100KB" if head == "Model" else "50GB")
             TOKENIZER.push_to_hub(f"org/{head}")
-            expected[head] = run(ours)
+            expected[head] = outputs(ours, TOKENIZER, SENTENCES)
     poison = dict.fromkeys(CODE, b"raise RuntimeError('remote code runs')\n")
     repositories["org/poisoned"] = repositories["org/ForMaskedLM"] | poison
     return repositories, expected
@@ -80,11 +61,16 @@ def save_for_tools(folder: Path) -> dict[str, list[torch.Tensor]]:
     adapted = get_peft_model(base, config)
     adapted.save_pretrained(folder / "adapter")
     embeddings = torch.from_numpy(encoder.encode(SENTENCES))
-    return {"embeddings": [embeddings], "detected": run(detector), "adapted": run(adapted)}
+    return {
+        "embeddings": [embeddings],
+        "detected": outputs(detector, TOKENIZER, SENTENCES),
+        "adapted": outputs(adapted, TOKENIZER, SENTENCES),
+    }
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> World:
+def world(tmp_path_factory) -> SimpleNamespace:
+    """What was pushed and saved, and the results of the process without snugbert."""
     folder = tmp_path_factory.mktemp("world")
     repositories, expected = push_all()
     write_cache(repositories, folder / "home/hub")
@@ -100,8 +86,13 @@ def world(tmp_path_factory) -> World:
     command = [sys.executable, HERE / "stranger.py", folder, *SENTENCES]
     process = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert process.returncode == 0, process.stderr[-5000:]
-    tensors = torch.load(folder / "tensors.pt", weights_only=True)
-    return World(folder, repositories, expected, tensors, json.loads((folder / "report.json").read_text()))
+    return SimpleNamespace(
+        folder=folder,
+        repositories=repositories,
+        expected=expected,
+        tensors=torch.load(folder / "tensors.pt", weights_only=True),
+        report=json.loads((folder / "report.json").read_text()),
+    )
 
 
 def assert_same(tensors, expected):

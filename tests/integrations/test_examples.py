@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,10 +12,7 @@ import pytest
 import torch
 import transformers
 from datasets import load_dataset
-from sentence_transformers import SentenceTransformer
-from torch._dynamo.utils import counters
 from torch.testing import assert_close
-from transformers import DataCollatorWithFlattening
 
 import snugbert
 
@@ -117,24 +113,6 @@ def test_sentence_transformers_trains_an_encoder_like_stock_bert(run_example):
 
 
 @pytest.mark.slow
-def test_batches_packed_by_sentence_transformers(checkpoints, data_dir):
-    """With flash attention, sentence-transformers packs batches. Here the test turns this on."""
-    lines = (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines()
-    sentences = [*[line for line in lines if line][:22], "Hi.", " ".join(lines)[:800]]
-    model = SentenceTransformer(str(checkpoints["ours"] / "my-snugbert"))
-    expected = model.encode(sentences, batch_size=8)
-    encoder = model[0]
-    encoder.data_collator = DataCollatorWithFlattening(
-        return_seq_idx=True, return_flash_attn_kwargs=True, return_position_ids=True
-    )
-    encoder._flatten_position_offset = encoder._infer_flatten_position_offset()
-    encoder.can_flatten_inputs = True
-    features = model.preprocess(sentences[:8])
-    assert len(features["cu_seq_lens_q"]) == 9 and "attention_mask" not in features
-    np.testing.assert_allclose(model.encode(sentences, batch_size=8), expected, atol=2e-6)
-
-
-@pytest.mark.slow
 def test_models_larger_than_memory(run_example, checkpoints):
     names = run_example("accelerate: models larger than memory", "ours")
     whole = snugbert.SnugBertForSequenceClassification.from_pretrained(checkpoints["ours"] / "my-snugbert")
@@ -157,25 +135,3 @@ def test_attributions_equal_stock_bert(run_example, capsys):
 def test_an_exported_program_computes_what_the_model_does(run_example):
     names = run_example("torch.export", "ours")
     assert_close(names["states"], run(names["model"], names["inputs"]), atol=1e-5, rtol=0)
-
-
-@pytest.mark.slow
-def test_the_compile_example_compiles_once(run_example, monkeypatch):
-    """Padded batches are compiled once, and once more for a single text. Packed batches are compiled once."""
-    torch._dynamo.reset()
-    # Inductor needs a C++ compiler and half a minute. The graphs do not depend on the backend.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    names = run_example("torch.compile", "ours")
-    del names["model"].bert.encoder.layer[1:]  # compiling each layer takes as long as the first
-    texts = ["A short one.", "And one that is a little longer than it is short.", "Four words are here."]
-
-    def new_graphs(classify, texts):
-        before = counters["stats"]["unique_graphs"]
-        logits = classify(texts)
-        inputs = names["tokenizer"](texts, padding=True, return_tensors="pt")
-        assert_close(logits, run(names["model"], inputs), atol=1e-5, rtol=0)
-        return counters["stats"]["unique_graphs"] - before
-
-    batches = [texts[:2], texts, 2 * texts[::2], texts[:1], texts[1:2]]
-    assert [new_graphs(names["classify_padded"], batch) for batch in batches] == [1, 0, 0, 1, 0]
-    assert [new_graphs(names["classify_packed"], batch) for batch in batches[:3]] == [1, 0, 0]
