@@ -39,7 +39,8 @@ def test_outputs_and_gradients_equal_stock_bert(head, attention):
 
     def observe(model):
         outputs = {name: value for name, value in model.eval()(**inputs).items() if name not in OWN_OUTPUTS}
-        torch.testing.assert_close(model(**inputs, return_dict=False), tuple(outputs.values()))
+        if model is ours:
+            torch.testing.assert_close(model(**inputs, return_dict=False), tuple(outputs.values()))
         values = [value[real] if value.shape[:2] == real.shape else value for value in outputs.values()]
         if head == "ForQuestionAnswering":  # no token of padding is an answer
             values += [outputs["start_logits"], outputs["end_logits"]]
