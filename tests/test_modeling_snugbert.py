@@ -19,7 +19,6 @@ from parity import (
     scalar,
     without_padding,
 )
-from torch._dynamo.utils import counters
 
 import snugbert
 
@@ -309,19 +308,6 @@ def test_chunks_of_the_feed_forward_sublayer_change_nothing():
     assert max(sizes) == 4 and sum(sizes) == inputs["attention_mask"].sum()
 
 
-def test_inputs_embeds_and_explicit_positions():
-    ours, stock = ours_and_stock("Model")
-    inputs = ragged_batch("Model")
-    inputs["position_ids"] = torch.arange(17).flip(0)[None].repeat(6, 1)
-    expected = stock(**inputs).last_hidden_state
-    inputs["inputs_embeds"] = ours.get_input_embeddings()(inputs.pop("input_ids"))
-    real = inputs["attention_mask"].bool()
-    torch.testing.assert_close(ours(**inputs).last_hidden_state[real], expected[real], atol=2e-6, rtol=1e-5)
-    inputs["inputs_embeds"] = inputs["inputs_embeds"][..., 1:]
-    with pytest.raises(ValueError, match=r"of shape \(batch, tokens, 48\), not \[6, 17, 47\]"):
-        ours(**inputs)
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_second_derivatives_equal_stock_bert(head):
     """A gradient penalty with eager attention, and Hessian-vector products and gradients per row with sdpa."""
@@ -533,10 +519,9 @@ def test_gradient_checkpointing_changes_nothing(attention):
 
 @pytest.mark.slow
 def test_compiled_models_equal_eager_models():
-    """Padded batches compile with their padding, to one graph. test_kernels_snugbert.py has packed batches."""
+    """Padded batches compile with their padding. Packed batches, and compiled gradients: test_kernels_snugbert.py."""
     ours, _ = ours_and_stock("ForPreTraining", num_hidden_layers=1)
     torch._dynamo.reset()
-    counters.clear()
     compiled = torch.compile(ours, backend="eager", dynamic=True)
     for size in (6, 4):
         inputs = ragged_batch("ForPreTraining", batch=size)
@@ -547,7 +532,6 @@ def test_compiled_models_equal_eager_models():
             loss.backward()
             results.append([loss.detach(), *(parameter.grad.clone() for parameter in ours.parameters())])
         torch.testing.assert_close(*results, atol=2e-6, rtol=1e-5)
-    assert counters["stats"]["unique_graphs"] == 1
     without_labels = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
     whole = torch.compile(ours, backend="eager", fullgraph=True)(**without_labels)
     expected = ours(**without_labels)

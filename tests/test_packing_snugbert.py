@@ -69,6 +69,7 @@ CHOICES, CLASSES = "ForMultipleChoice", "ForSequenceClassification"
             ROWS | {"labels": torch.tensor([0, 3])},
             r"contains 3. The allowed range is 0 to 2 \(num_labels 3\)",
         ),
+        ("Model", {"inputs_embeds": torch.ones(6, 17, 47)}, r"of shape \(batch, tokens, 48\), not \[6, 17, 47\]"),
         ("Model", ROWS | {"past_key_values": transformers.DynamicCache()}, "so it cannot use prefix tuning"),
     ],
 )

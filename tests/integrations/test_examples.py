@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 from datasets import load_dataset
+from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 import snugbert
@@ -135,3 +137,25 @@ def test_attributions_equal_stock_bert(run_example, capsys):
 def test_an_exported_program_computes_what_the_model_does(run_example):
     names = run_example("torch.export", "ours")
     assert_close(names["states"], run(names["model"], names["inputs"]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_the_compile_example_compiles_once(run_example, monkeypatch):
+    """Padded batches are compiled once, and once more for a single text. Packed batches are compiled once."""
+    torch._dynamo.reset()
+    # Inductor needs a C++ compiler and half a minute. The graphs do not depend on the backend.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    names = run_example("torch.compile", "ours")
+    del names["model"].bert.encoder.layer[1:]  # compiling each layer takes as long as the first
+    texts = ["A short one.", "And one that is a little longer than it is short.", "Four words are here."]
+
+    def new_graphs(classify, texts):
+        before = counters["stats"]["unique_graphs"]
+        logits = classify(texts)
+        inputs = names["tokenizer"](texts, padding=True, return_tensors="pt")
+        assert_close(logits, run(names["model"], inputs), atol=1e-5, rtol=0)
+        return counters["stats"]["unique_graphs"] - before
+
+    batches = [texts[:2], texts, 2 * texts[::2], texts[:1], texts[1:2]]
+    assert [new_graphs(names["classify_padded"], batch) for batch in batches] == [1, 0, 0, 1, 0]
+    assert [new_graphs(names["classify_packed"], batch) for batch in batches[:3]] == [1, 0, 0]
