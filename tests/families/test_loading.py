@@ -59,11 +59,15 @@ def test_private_repositories_get_the_token(tmp_path, monkeypatch):
     monkeypatch.setattr(HfApi, "model_info", lambda self, *arguments, token=None, **_: seen.append(token))
     monkeypatch.setattr(transformers.utils.hub, "hf_hub_download", record)
     arguments = ModelArguments(model_name_or_path="me/private", token="hf_owner", cache_dir=str(tmp_path))
-    with pytest.raises(InputError):
-        load_tokenizer(arguments)
-    with pytest.raises(InputError):
-        load_config(arguments, snugbert.SnugBertTokenizer(VOCABULARY))
-    assert len(seen) > 2 and set(seen) == {"hf_owner"}
+    for load in (
+        lambda: load_tokenizer(arguments),
+        lambda: load_config(arguments, snugbert.SnugBertTokenizer(VOCABULARY)),
+        lambda: load_model(transformers.AutoModelForMaskedLM, arguments, snugbert.SnugBertConfig(**CONFIG)),
+    ):
+        seen.clear()
+        with pytest.raises((InputError, OSError)):
+            load()
+        assert len(seen) > 1 and set(seen) == {"hf_owner"}
 
 
 @pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "PreTrainedTokenizerFast", "Unknown"])
