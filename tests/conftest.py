@@ -52,7 +52,6 @@ LONG_FILES = (
     "test_init.py",
     "test_family_commands.py",
     "families/test_conversion.py",
-    "integrations/test_sentence_transformers.py",
     "trainers/finetuning/test_sweep.py",
     "data/corpus/test_preparation.py",
     "data/corpus/test_corpus_folder.py",
@@ -60,12 +59,10 @@ LONG_FILES = (
     "gpu/test_cuda_graphs.py",
     "tasks/test_multiple_choice.py",
     "data/test_tokenizing.py",
-    "integrations/test_without_snugbert.py",
     "test_kernels_snugbert.py",
     "reports/test_plots.py",
     "test_tokenization_snugbert.py",
     "vocabulary/test_extension.py",
-    "export/test_export_arguments.py",
 )
 
 

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from parity import assert_same_gradients, ours_and_stock, packed, ragged_batch
 from peft import LoraConfig, inject_adapter_in_model
 from reference_kernels import KERNELS, acting_as_gpu
-from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -94,24 +93,11 @@ def assert_attention_on_each_sequence(attention, lengths, dtype, tables=()):
 
 
 @pytest.mark.parametrize(("group_cost", "chunk_size"), [(0, 10**6), (30, 200), (10**6, 1), (10**6, 10**6)])
-@pytest.mark.parametrize("case", LENGTHS)
-def test_grouped_attention_is_attention_on_each_sequence(case, group_cost, chunk_size, monkeypatch):
-    monkeypatch.setattr(kernels, "GROUP_COST", group_cost)
-    monkeypatch.setattr(kernels, "CHUNK_SIZE", chunk_size)
-    starts = sequence_starts(LENGTHS[case])
-
-    def attention(query, key, value, dropout):
-        torch.manual_seed(1)
-        return kernels.grouped_attention(query, key, value, *starts, 0.3, dropout)
-
-    assert_attention_on_each_sequence(attention, LENGTHS[case], torch.float64)
-
-
-@pytest.mark.parametrize("chunk_size", [10**6, 200])
-@pytest.mark.parametrize("group_cost", [0, 30, 10**6])
-@pytest.mark.parametrize("case", ["ragged", "even"])
-def test_relative_positions_are_those_of_each_pair(case, group_cost, chunk_size, monkeypatch):
-    """The tables have more distances than the sequences need."""
+@pytest.mark.parametrize(
+    ("case", "is_relative"), [*((case, False) for case in LENGTHS), ("ragged", True), ("even", True)]
+)
+def test_grouped_attention_is_attention_on_each_sequence(case, is_relative, group_cost, chunk_size, monkeypatch):
+    """The tables of relative positions have more distances than the sequences need."""
     monkeypatch.setattr(kernels, "GROUP_COST", group_cost)
     monkeypatch.setattr(kernels, "CHUNK_SIZE", chunk_size)
     starts = sequence_starts(LENGTHS[case])
@@ -122,7 +108,7 @@ def test_relative_positions_are_those_of_each_pair(case, group_cost, chunk_size,
         torch.manual_seed(1)
         return kernels.grouped_attention(query, key, value, *starts, 0.3, dropout, tables)
 
-    assert_attention_on_each_sequence(attention, LENGTHS[case], torch.float64, tables)
+    assert_attention_on_each_sequence(attention, LENGTHS[case], torch.float64, tables if is_relative else ())
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient"])
@@ -176,10 +162,10 @@ def test_attention_dropout_has_the_given_probability(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("dropout", [0.1, 0.3, 0.0001])
+@pytest.mark.parametrize("dropout", [0.3, 0.0001])
 def test_dropout_has_the_given_probability(dropout, dtype):
     module = kernels.SnugBertDropout(dropout)
-    values = torch.ones(1000, 1003, dtype=dtype, requires_grad=True)
+    values = torch.ones(500, 1003, dtype=dtype, requires_grad=True)
     torch.manual_seed(0)
     output = module(values)
     dropped = (output == 0).double().mean().item()
@@ -271,50 +257,25 @@ def test_a_changed_head_equals_stock_bert_on_a_gpu(change):
     assert_same_gradients(*models, tolerance=2e-5)
 
 
-def test_the_vocabulary_head_of_a_gpu_compiles_into_one_graph(monkeypatch):
-    monkeypatch.setattr(kernels, "OWN_KERNELS", set())
-    model = SnugBertVocabularyProjection(16, 50)
-
-    def loss(states, targets):
-        return kernels.cross_entropy_sum(model(states), targets)
-
-    torch._dynamo.reset()
-    counter = CompileCounter()
-    compiled = torch.compile(loss, backend=counter, fullgraph=True, dynamic=True)
-    for rows in (5, 9, 2):
-        states, targets = torch.randn(rows, 16), torch.arange(rows)
-        targets[1] = -100
-        torch.testing.assert_close(compiled(states, targets), loss(states, targets))
-    assert counter.frame_count == 1
-
-
 @pytest.mark.parametrize(
-    ("dtype", "head_size", "kernel"),
+    ("dtype", "head_size", "has_flash", "kernel"),
     [
-        (torch.bfloat16, 64, "flash"),
-        (torch.float16, 12, "flash"),
-        (torch.float16, 200, "efficient"),
-        (torch.float32, 5, "efficient"),
-        (torch.float64, 5, None),
+        (torch.bfloat16, 64, True, "flash"),
+        (torch.float16, 12, True, "flash"),
+        (torch.float16, 200, True, "efficient"),
+        (torch.float32, 5, True, "efficient"),
+        (torch.float64, 5, True, None),
+        (torch.float16, 64, False, "efficient"),
+        (torch.bfloat16, 64, False, "efficient"),  # such a GPU has no bfloat16 kernel
     ],
 )
-def test_ragged_attention_chooses_the_kernel_by_dtype_and_head_size(dtype, head_size, kernel):
-    assert_kernel(dtype, head_size, kernel)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gpus_without_flash_attention_have_no_bfloat16_kernel(dtype, monkeypatch):
+def test_ragged_attention_chooses_the_kernel(dtype, head_size, has_flash, kernel, monkeypatch):
     name, dtypes = "_efficient_attention_forward", []
     forward = KERNELS[name]
     monkeypatch.setitem(
         KERNELS, name, lambda query, *args, **kw: dtypes.append(query.dtype) or forward(query, *args, **kw)
     )
-    monkeypatch.setattr(kernels, "_has_flash_attention", lambda device: False)
-    assert_kernel(dtype, 64, "efficient")
-    assert dtypes == [torch.float32 if dtype == torch.bfloat16 else dtype]
-
-
-def assert_kernel(dtype, head_size, kernel):
+    monkeypatch.setattr(kernels, "_has_flash_attention", lambda device: has_flash)
     lengths = [4, 1, 0, 6]
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(11, 2, head_size, dtype=dtype, generator=generator).requires_grad_() for _ in range(3)]
@@ -322,6 +283,7 @@ def assert_kernel(dtype, head_size, kernel):
         output = kernels.ragged_attention(*tensors, *sequence_starts((lengths, lengths)), 6, 6, 0.3, 0.0)
         output.sum().backward()
     assert calls == ([f"_{kernel}_attention_{direction}" for direction in ("forward", "backward")] if kernel else [])
+    assert dtypes == ([torch.float32 if dtype == torch.bfloat16 else dtype] if kernel == "efficient" else [])
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
     expected = attention_alone(*exact, lengths=(lengths, lengths))
     expected.sum().backward()
@@ -352,8 +314,7 @@ def test_flash_attention_receives_the_boundaries():
     assert_same_gradients(ours, stock, tolerance=2e-5)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_other_attention_implementations_receive_padded_sequences_and_a_mask(compiled):
+def test_other_attention_implementations_receive_padded_sequences_and_a_mask():
     def attention(module, query, key, value, attention_mask, scaling, dropout, **kwargs):
         assert query.shape[0] == key.shape[0] == 6 and attention_mask.dtype == torch.bool
         context = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
@@ -364,22 +325,7 @@ def test_other_attention_implementations_receive_padded_sequences_and_a_mask(com
     inputs = ragged_batch("ForMaskedLM")
     expected = ours.train()(**inputs).loss
     ours.config._attn_implementation = "custom"
-    model = torch.compile(ours, backend="eager") if compiled else ours
-    torch.testing.assert_close(model(**inputs).loss, expected, atol=2e-6, rtol=1e-5)
-
-
-def test_attention_uses_the_configured_dropout(monkeypatch):
-    seen = []
-
-    def spy(*tensors, scaling, dropout, **kwargs):
-        seen.append((scaling, dropout))
-        return kernels.grouped_attention(*tensors, scaling=scaling, dropout=dropout, **kwargs)
-
-    monkeypatch.setattr("snugbert.modeling_snugbert.grouped_attention", spy)
-    ours, _ = ours_and_stock("ForMaskedLM", attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.2)
-    for training in (True, False):
-        ours.train(training)(**ragged_batch("ForMaskedLM"))
-    assert seen == [(12**-0.5, 0.3)] * 3 + [(12**-0.5, 0.0)] * 3
+    torch.testing.assert_close(ours(**inputs).loss, expected, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("case", "gradients"), [("few queries", True), ("ragged", False)])
@@ -407,8 +353,8 @@ def test_packed_batches_of_all_sizes_are_one_graph():
     ours, _ = ours_and_stock("ForPreTraining", num_hidden_layers=2)
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(ours.train(), backend="aot_eager", dynamic=True)
-    for size in range(3, 10):
+    compiled = torch.compile(ours.train(), backend="eager", dynamic=True)
+    for size in (3, 6, 9, 4):
         inputs = packed(ragged_batch("ForPreTraining", batch=size))
         gradients = []
         for model in (compiled, ours):

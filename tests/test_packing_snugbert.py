@@ -5,70 +5,76 @@ import torch
 import transformers
 from parity import ours_and_stock, ragged_batch
 
-BAD_INPUTS = [
+ROWS = {"input_ids": torch.ones(2, 3, dtype=torch.long)}
+PACKED = {"input_ids": torch.ones(1, 6, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 2, 6])}
+LABELS = torch.tensor([[-100, 3, -100, -100, 4, -100]])
+
+
+def boundaries(*starts):
+    return {"cu_seq_lens_q": torch.tensor(starts)}
+
+
+# Padded inputs and packed inputs, in place of `ROWS` or `PACKED` -> words of the message.
+BAD_ROWS = [
     ({"input_ids": torch.tensor([[3, 211]])}, "`input_ids` contains 211. The allowed range is 0 to 210"),
     ({"input_ids": torch.tensor([[3, -1]])}, "`input_ids` contains -1"),
     ({"input_ids": torch.ones(1, 41, dtype=torch.long)}, "A sequence has 41 tokens. The model's limit is 40"),
     ({"input_ids": torch.ones(2, 3, 4, dtype=torch.long)}, r"not \[2, 3, 4\]"),
-    ({}, "exactly one of"),
+    ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"shape \[2, 0\] has no tokens"),
+    ({"input_ids": None}, "exactly one of"),
     ({"attention_mask": torch.ones(2, 4)}, r"`attention_mask` has shape \[2, 4\]\. Expected \[2, 3\]"),
+    ({"attention_mask": torch.zeros(2, 3)}, r"`attention_mask` of shape \[2, 3\] masks every token"),
+    ({"attention_mask": torch.tensor([[1, 1, 2], [1, 2, 2]])}, r"`attention_mask` contains 2\. It must be 1"),
+    ({"attention_mask": torch.ones(2, 1, 3, 4)}, r"`attention_mask` has shape \[2, 1, 3, 4\]"),
     ({"token_type_ids": torch.full((2, 3), 2)}, "`token_type_ids` contains 2. The allowed range is 0 to 1"),
     ({"position_ids": torch.full((1, 3), 40)}, "`position_ids` contains 40. The allowed range is 0 to 39"),
+    ({"position_ids": torch.tensor([[0, 1, 2], [5, 0, 1]])}, "`position_ids` restart in row 1 at token 1"),
     ({"labels": torch.full((2, 3), 211)}, "`labels` contains 211. The allowed range is 0 to 210"),
     ({"labels": torch.full((2, 2), 1)}, r"`labels` has shape \[2, 2\]"),
     ({"next_sentence_label": torch.tensor([0, 2])}, "`next_sentence_label` contains 2. The allowed range is 0 to 1"),
     ({"next_sentence_label": torch.tensor([0])}, r"`next_sentence_label` has shape \[1\]"),
-    ({"attention_mask": torch.zeros(2, 3)}, r"`attention_mask` of shape \[2, 3\] masks every token"),
-    ({"position_ids": torch.tensor([[2, 1, 2], [1, 2, 3]])}, "`position_ids` restart in row 0 at token 1"),
-    ({"position_ids": torch.tensor([[0, 1, 2], [5, 0, 1]])}, "`position_ids` restart in row 1 at token 1"),
     ({"max_length_q": 3}, "`cu_seq_lens_q` is missing"),
-    ({"attention_mask": torch.tensor([[1, 1, 2], [1, 2, 2]])}, r"`attention_mask` contains 2\. It must be 1"),
-    ({"attention_mask": torch.ones(2, 1, 3, 4)}, r"`attention_mask` has shape \[2, 1, 3, 4\]"),
-    ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"shape \[2, 0\] has no tokens"),
 ]
-
-
-@pytest.mark.parametrize(("inputs", "message"), BAD_INPUTS, ids=lambda value: value if isinstance(value, str) else "")
-def test_bad_inputs_are_named(inputs, message):
-    ours, _ = ours_and_stock("ForPreTraining")
-    if inputs and "input_ids" not in inputs:
-        inputs = {"input_ids": torch.ones(2, 3, dtype=torch.long)} | inputs
-    with pytest.raises(ValueError, match=message):
-        ours(**inputs)
-
-
-BAD_PACKED_INPUTS = [
-    ({"cu_seq_lens_q": [1, 3, 6]}, "must start at 0 and end at 6, .* It starts at 1 and ends at 6"),
-    ({"cu_seq_lens_q": [0, 3, 5]}, "must start at 0 and end at 6, .* It starts at 0 and ends at 5"),
-    ({"cu_seq_lens_q": [0, 4, 3, 6]}, "decreases at index 2, from 4 to 3"),
-    (
-        {"cu_seq_lens_q": [0, 2, 6], "max_length_q": 3},
-        "`max_length_q` is 3, but `cu_seq_lens_q` has a sequence of 4 tokens",
-    ),
-    ({"cu_seq_lens_q": [[0, 6]]}, r"shape \[sequences \+ 1\]. It is torch.int64 of shape \[1, 2\]"),
-    ({"cu_seq_lens_q": [0.0, 6.0]}, "must hold integers"),
-    ({"cu_seq_lens_q": [0, 45], "input_ids": torch.ones(1, 45, dtype=torch.long)}, "A sequence has 45 tokens"),
+BAD_PACKED = [
+    (boundaries(1, 3, 6), "must start at 0 and end at 6, .* It starts at 1 and ends at 6"),
+    (boundaries(0, 3, 5), "must start at 0 and end at 6, .* It starts at 0 and ends at 5"),
+    (boundaries(0, 4, 3, 6), "decreases at index 2, from 4 to 3"),
+    ({"max_length_q": 3}, "`max_length_q` is 3, but `cu_seq_lens_q` has a sequence of 4 tokens"),
+    (boundaries([0, 6]), r"shape \[sequences \+ 1\]. It is torch.int64 of shape \[1, 2\]"),
+    (boundaries(0.0, 6.0), "must hold integers"),
+    (boundaries(0, 45) | {"input_ids": torch.ones(1, 45, dtype=torch.long)}, "A sequence has 45 tokens"),
     ({"input_ids": torch.ones(2, 3, dtype=torch.long)}, r"of shape \[1, tokens\], not \[2, 3\]"),
-    ({"input_ids": torch.ones(1, 0, dtype=torch.long), "cu_seq_lens_q": [0, 0]}, "no tokens"),
+    (boundaries(0, 0) | {"input_ids": torch.ones(1, 0, dtype=torch.long)}, "no tokens"),
     ({"attention_mask": torch.ones(1, 6)}, "no `attention_mask`"),
     ({"labels": torch.zeros(1, 5, dtype=torch.long)}, r"`labels` has shape \[1, 5\]. Expected \[1, 6\]"),
-    (
-        {"labels": torch.tensor([[-100, 3, -100, -100, 4, -100]]), "label_indices": torch.tensor([1, 3])},
-        "`label_indices` does not match the 2 labels that are not -100",
-    ),
-    (  # more than the labels: a token twice
-        {"labels": torch.tensor([[-100, 3, -100, -100, 4, -100]]), "label_indices": torch.tensor([1, 4, 0, 0])},
-        "`label_indices` does not match",
-    ),
+    ({"labels": LABELS, "label_indices": torch.tensor([1, 3])}, "`label_indices` does not match the 2 labels"),
+    # More than the labels: a token twice.
+    ({"labels": LABELS, "label_indices": torch.tensor([1, 4, 0, 0])}, "`label_indices` does not match"),
     ({"next_sentence_label": torch.tensor([0, 1, 0])}, r"has shape \[3\]\. Expected \[2\]"),
 ]
+CHOICES, CLASSES = "ForMultipleChoice", "ForSequenceClassification"
 
 
-@pytest.mark.parametrize(("inputs", "message"), BAD_PACKED_INPUTS, ids=lambda v: v if isinstance(v, str) else "")
-def test_bad_packed_inputs_are_named(inputs, message):
-    ours, _ = ours_and_stock("ForPreTraining")
-    inputs = {"input_ids": torch.ones(1, 6, dtype=torch.long), "cu_seq_lens_q": [0, 2, 6]} | inputs
-    inputs["cu_seq_lens_q"] = torch.tensor(inputs["cu_seq_lens_q"])
+@pytest.mark.parametrize(
+    ("head", "inputs", "message"),
+    [
+        *(("ForPreTraining", ROWS | inputs, message) for inputs, message in BAD_ROWS),
+        *(("ForPreTraining", PACKED | inputs, message) for inputs, message in BAD_PACKED),
+        (CHOICES, PACKED | boundaries(0, 2, 4, 6), r"3 sequences, not a multiple of `num_choices` \(None\)"),
+        (CHOICES, PACKED | boundaries(0, 2, 4, 6) | {"num_choices": 2}, r"`num_choices` \(2\)"),
+        (CHOICES, PACKED | {"labels": torch.zeros(4).long(), "num_choices": 2}, r"has shape \[4\]. Expected \[1\]"),
+        (CLASSES, ROWS | {"labels": torch.zeros(3, 2)}, r"has shape \[3, 2\]. Expected \[2, 3\] for"),
+        (
+            CLASSES,
+            ROWS | {"labels": torch.tensor([0, 3])},
+            r"contains 3. The allowed range is 0 to 2 \(num_labels 3\)",
+        ),
+        ("Model", {"inputs_embeds": torch.ones(6, 17, 47)}, r"of shape \(batch, tokens, 48\), not \[6, 17, 47\]"),
+        ("Model", ROWS | {"past_key_values": transformers.DynamicCache()}, "so it cannot use prefix tuning"),
+    ],
+)
+def test_bad_inputs_are_named(head, inputs, message):
+    ours, _ = ours_and_stock(head)
     with pytest.raises(ValueError, match=message):
         ours(**inputs)
 
@@ -125,9 +131,3 @@ def test_inputs_with_one_meaning_equal_stock_bert(form, head):
     if form == "one mask for two rows":  # stock BERT fails
         inputs["attention_mask"] = MASK[[0, 0]].view(inputs["input_ids"].shape)
     torch.testing.assert_close(logits, stock(**inputs).logits, atol=2e-6, rtol=1e-5)
-
-
-def test_a_cache_is_refused():
-    ours, _ = ours_and_stock("Model")
-    with pytest.raises(ValueError, match="SnugBERT has no `past_key_values`, so it cannot use prefix tuning"):
-        ours(torch.ones(1, 6, dtype=torch.long), past_key_values=transformers.DynamicCache())

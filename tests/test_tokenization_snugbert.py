@@ -6,7 +6,6 @@ import shutil
 from itertools import islice
 
 import pytest
-import torch
 from transformers import AutoTokenizer, BertTokenizer
 
 import snugbert
@@ -38,11 +37,6 @@ def tokenizers(request, data_dir):
 
 
 def read_text_lines(data_dir, corpus):
-    if corpus == "conll2003":
-        for split in ("valid", "test"):
-            with gzip.open(data_dir / f"conll2003/{split}.jsonl.gz", "rt", encoding="utf-8") as stream:
-                yield from (" ".join(json.loads(line)["tokens"]) for line in stream)
-        return
     file = "sample_text/sample_text.txt" if corpus == "sample_text" else f"{corpus}/validation.txt.gz"
     with (gzip.open if file.endswith(".gz") else open)(data_dir / file, "rt", encoding="utf-8") as stream:
         yield from stream
@@ -56,7 +50,7 @@ def assert_equal(ours, stock, texts, pairs=None):
         assert mine[name] == theirs[name], name
 
 
-@pytest.mark.parametrize("corpus", ["wiki_en", "books_en", "conll2003", "sample_text"])
+@pytest.mark.parametrize("corpus", ["wiki_en", "sample_text"])
 def test_equal_to_bert_tokenizer_on_real_text(tokenizers, data_dir, corpus):
     lines = list(read_text_lines(data_dir, corpus))
     assert len(lines) > 30
@@ -101,31 +95,22 @@ def test_every_kind_of_folder_loads_and_round_trips(tokenizers, tmp_path, data_d
     assert len(again) == len(ours) + 1
 
 
-def test_a_replaced_special_token_round_trips(tmp_path):
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_special_tokens_with_new_names_equal_stock_bert(number, tmp_path):
+    """`number`: how many are given at construction. If none, the mask is replaced afterwards."""
     pieces = {piece: index for index, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
+    names = [("cls_token", "<s>"), ("sep_token", "</s>"), ("pad_token", "<pad>"), ("mask_token", "<mask>")]
+    results = []
     for tokenizer_class in (snugbert.SnugBertTokenizer, BertTokenizer):
-        tokenizer = tokenizer_class(pieces)
-        tokenizer.add_special_tokens({"mask_token": "<mask>"})
-        tokenizer.save_pretrained(tmp_path / tokenizer_class.__name__)
-        again = tokenizer_class.from_pretrained(tmp_path / tokenizer_class.__name__)
-        assert (again.mask_token, again("a <mask>")["input_ids"]) == ("<mask>", [2, 5, 7, 3])
-        other = tokenizer_class.from_pretrained(tmp_path / tokenizer_class.__name__, cls_token="b")
-        assert other("a")["input_ids"] == [6, 5, 3]
-
-
-def test_special_tokens_with_new_names_are_added_as_in_stock_bert(tmp_path):
-    pieces = {piece: index for index, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])}
-    names = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
-    for number in (1, 4):
-        results = []
-        for tokenizer_class in (snugbert.SnugBertTokenizer, BertTokenizer):
-            tokenizer = tokenizer_class(pieces, **dict(list(names.items())[-number:]))
-            tokenizer.save_pretrained(tmp_path / f"{tokenizer_class.__name__}{number}")
-            for one in (tokenizer, tokenizer_class.from_pretrained(tmp_path / f"{tokenizer_class.__name__}{number}")):
-                results.append((one("a <mask>", "a", padding="max_length", max_length=9)["input_ids"], one.mask_token))
-        assert results == [results[-1]] * 4
-    with pytest.raises(ValueError, match=r"lacks <unk>\."):
-        snugbert.SnugBertTokenizer(pieces, unk_token="<unk>")
+        tokenizer = tokenizer_class(pieces, **dict(names[len(names) - number :]))
+        if number == 0:
+            tokenizer.add_special_tokens({"mask_token": "<mask>"})
+        folder = tmp_path / tokenizer_class.__name__
+        tokenizer.save_pretrained(folder)
+        for one in (tokenizer, tokenizer_class.from_pretrained(folder)):
+            results.append((one("a <mask>", "a", padding="max_length", max_length=9)["input_ids"], one.mask_token))
+        assert tokenizer_class.from_pretrained(folder, cls_token="b")("a")["input_ids"][:2] == [6, 5]
+    assert results == [results[-1]] * 4 and results[0][1] == "<mask>"
 
 
 SPECIAL = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
@@ -181,6 +166,8 @@ def test_a_vocabulary_that_cannot_be_used_is_refused(tmp_path, content, message)
         (tmp_path / "vocab.txt").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         snugbert.SnugBertTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks <unk>\."):
+        snugbert.SnugBertTokenizer({token: index for index, token in enumerate(SPECIAL.split())}, unk_token="<unk>")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,8 +195,7 @@ def test_train_new_from_iterator_keeps_class_flags_and_special_tokens(kind, data
     assert both == trained(text, pair)
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "vocab.txt"])
-@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(("file", "added"), [("vocab.txt", False), ("tokenizer.json", True)])
 def test_train_new_from_iterator_of_a_loaded_tokenizer_gives_stock_berts_tokens(file, added, data_dir, tmp_path):
     classes = (snugbert.SnugBertTokenizer, BertTokenizer)
     shutil.copy(data_dir / "vocab/bert-base-uncased-vocab.txt", tmp_path / "vocab.txt")
@@ -231,37 +217,3 @@ def test_train_new_from_iterator_of_a_loaded_tokenizer_gives_stock_berts_tokens(
     trained.save_pretrained(tmp_path / "new")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "new")
     assert type(loaded) is snugbert.SnugBertTokenizer and loaded(text, "ef") == encoded
-
-
-def test_added_tokens_and_a_resized_model_are_saved_and_loaded_together(data_dir, tmp_path):
-    tokenizer = snugbert.SnugBertTokenizer(data_dir / "vocab/bert-base-uncased-vocab.txt")
-    model = snugbert.SnugBertForPreTraining(snugbert.SnugBertConfig.from_size("tiny", num_hidden_layers=1)).eval()
-    torch.nn.init.normal_(model.cls.predictions.bias)
-    texts = ["a plain sentence", "another one"]
-    before = model(**tokenizer(texts, padding=True, return_tensors="pt"))
-    bias = model.cls.predictions.bias.detach().clone()
-    assert tokenizer.add_tokens(["snug-bert", "Deoxyribose"]) == 2
-    assert tokenizer.add_special_tokens({"extra_special_tokens": ["[GENE]"]}) == 1
-    model.resize_token_embeddings(len(tokenizer))
-
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    again, loaded = AutoTokenizer.from_pretrained(tmp_path), snugbert.SnugBertForPreTraining.from_pretrained(tmp_path)
-    assert len(again) == loaded.config.vocab_size == 30525
-    ids = again("the snug-bert [GENE] deoxyribose")["input_ids"]
-    assert {30522, 30524} <= set(ids)
-    assert again.decode([30522, 30523, 30524]) == "snug-bert deoxyribose [GENE]"
-    assert again.decode(ids, skip_special_tokens=True) == "the snug-bert deoxyribose"
-    output = loaded.get_output_embeddings()
-    assert output.weight is loaded.get_input_embeddings().weight
-    assert output.bias is loaded.cls.predictions.bias and output.bias.shape == (30525,)
-    assert torch.equal(output.bias[:30522], bias)
-    loaded.eval()
-    after = loaded(**again(texts, padding=True, return_tensors="pt"))
-    assert torch.equal(after.prediction_logits[..., :30522], before.prediction_logits)
-    assert torch.equal(after.seq_relationship_logits, before.seq_relationship_logits)
-    # A training step updates the new token's tied embedding and its bias.
-    inputs = again("the snug-bert [MASK]", return_tensors="pt")
-    loss = loaded(**inputs, labels=torch.where(inputs["input_ids"] == 103, 30524, -100)).loss
-    loss.backward()
-    assert loaded.get_input_embeddings().weight.grad[30524].abs().sum() > 0 and output.bias.grad[30524] < 0

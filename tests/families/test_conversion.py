@@ -1,10 +1,9 @@
-"""Conversions of every head compared with stock transformers, tokenizers, and refused outputs."""
+"""Conversions: configurations, tokenizers, commands, and refused outputs. test_stock_models.py has every head."""
 
 import json
 import re
 import resource
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,116 +12,55 @@ import pytest
 import torch
 import transformers
 from checkpoint_files import PIECES, tensorflow_variables, write_classifier, write_tensorflow
-from parity import CONFIG, HEADS, NUM_LABELS, ours_and_stock, perturb, ragged_batch
+from parity import CONFIG, ours_and_stock, ragged_batch
 
 import snugbert
 from snugbert.errors import InputError
 from snugbert.families.conversion import convert_model
-from snugbert.families.reading import CLASSES
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "convert.md").read_text(encoding="utf-8")
-DISTILBERT = {
-    "vocab_size": CONFIG["vocab_size"],
-    "dim": 48,
-    "n_layers": 3,
-    "n_heads": 4,
-    "hidden_dim": 96,
-    "max_position_embeddings": 40,
-    "activation": "relu",
-    "dropout": 0.15,
-    "attention_dropout": 0.05,
-    "seq_classif_dropout": 0.25,
-    "num_labels": NUM_LABELS,
-}
+DISTILBERT = {"vocab_size": CONFIG["vocab_size"], "dim": 48, "n_layers": 1, "n_heads": 4, "hidden_dim": 96}
 TEXT = "The Cats sat on the [MASK], é!"
 
 
-def distilbert(head: str, **fields):
-    torch.manual_seed(0)
-    labels = {"num_labels": 2} if head == "ForQuestionAnswering" else {}
-    config = transformers.DistilBertConfig(**DISTILBERT | labels | fields)
-    model = getattr(transformers, f"DistilBert{head}")(config)
-    perturb(model)
-    return model
+@pytest.fixture
+def pretrained(tmp_path) -> Path:
+    """A SnugBERT with its tokenizer."""
+    ours_and_stock("ForPreTraining")[0].save_pretrained(tmp_path / "pretrained")
+    pieces = {piece: index for index, piece in enumerate(PIECES)}
+    snugbert.SnugBertTokenizer(pieces, do_lower_case=False).save_pretrained(tmp_path / "pretrained")
+    return tmp_path / "pretrained"
 
 
-def make_batch(head: str) -> dict[str, torch.Tensor]:
-    inputs = ragged_batch(head)
-    return {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
-
-
-def assert_equal_outputs(expected, model, inputs: dict[str, torch.Tensor], dtypes=(torch.float64, torch.float32)):
-    """Compares all outputs at tokens. Differences are relative if outputs are larger than 1."""
-    tolerances = {torch.float64: 1e-12, torch.float32: 1e-6}
-    real = inputs["attention_mask"].bool()
-    expected_inputs = dict(inputs)
-    if expected.config.model_type == "distilbert":
-        del expected_inputs["token_type_ids"]
-    for dtype in dtypes:
-        with torch.no_grad():
-            theirs = expected.to(dtype).eval()(**expected_inputs)
-            ours = model.to(dtype).eval()(**inputs)
-        for name, value in theirs.items():
-            pair = [value, ours[name]]
-            if value.dim() == 3 or name in ("start_logits", "end_logits"):
-                pair = [tensor[real] for tensor in pair]
-            scale = pair[0].abs().max().clamp(min=1)
-            torch.testing.assert_close(pair[1] / scale, pair[0] / scale, rtol=0, atol=tolerances[dtype])
-
-
-# --- every head -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def bert_folders(tmp_path_factory) -> Path:
-    """Every head of SnugBERT converted to BERT."""
-    folder = tmp_path_factory.mktemp("bert")
-    snugbert.SnugBertTokenizer({piece: i for i, piece in enumerate(PIECES)}, do_lower_case=False).save_pretrained(
-        folder / "tokenizer"
-    )
-    for head in HEADS:
-        ours, _ = ours_and_stock(head)
-        ours.save_pretrained(folder / "snug" / head)
-        shutil.copytree(folder / "tokenizer", folder / "snug" / head, dirs_exist_ok=True)
-        done = convert_model(folder / "snug" / head, folder / head, "bert")
-        assert done.model_class == f"Bert{head}" and done.difference <= 1e-6
-        back = getattr(transformers, f"Bert{head}").from_pretrained(folder / head)
-        assert_equal_outputs(ours, back, make_batch(head))
-    return folder
-
-
-def test_converted_to_bert_opens_without_snugbert(bert_folders, monkeypatch):
-    """`import snugbert` fails. The fixture compares the outputs."""
-    expected = snugbert.SnugBertTokenizer.from_pretrained(bert_folders / "tokenizer")(TEXT).input_ids
+def test_converted_to_bert_opens_without_snugbert(pretrained, tmp_path, monkeypatch):
+    expected = snugbert.SnugBertTokenizer.from_pretrained(pretrained)(TEXT).input_ids
     assert PIECES.index("Cat") in expected
-    monkeypatch.setitem(sys.modules, "snugbert", None)
-    for head in HEADS:
-        files = {file.name for file in (bert_folders / head).iterdir()}
-        assert files == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
-        config = json.loads((bert_folders / head / "config.json").read_text())
-        assert (config["model_type"], config["architectures"]) == ("bert", [f"Bert{head}"])
-        assert not {"auto_map", "position_embedding_type", "pooler_act"} & config.keys()
-        assert "auto_map" not in (bert_folders / head / "tokenizer_config.json").read_text()
-        assert (bert_folders / head / "vocab.txt").read_text("utf-8").split() == PIECES
-        auto_class = getattr(transformers, "AutoModel" + head.removeprefix("Model"))
-        model, info = auto_class.from_pretrained(bert_folders / head, output_loading_info=True)
-        assert type(model) is getattr(transformers, f"Bert{head}") and not any(info.values())
-        tokenizer = transformers.AutoTokenizer.from_pretrained(bert_folders / head)
-        assert type(tokenizer) is transformers.BertTokenizer and tokenizer(TEXT).input_ids == expected
-    fill = transformers.pipeline("fill-mask", model=str(bert_folders / "ForMaskedLM"))
-    assert len(fill("the [MASK] sat")) == 5
+    done = convert_model(pretrained, tmp_path / "bert", "bert")
+    assert done.model_class == "BertForPreTraining" and done.difference <= 1e-6
+    monkeypatch.setitem(sys.modules, "snugbert", None)  # `import snugbert` fails
+    files = {file.name: file for file in (tmp_path / "bert").iterdir()}
+    assert set(files) == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
+    config = json.loads(files["config.json"].read_text())
+    assert (config["model_type"], config["architectures"]) == ("bert", ["BertForPreTraining"])
+    assert not {"auto_map", "position_embedding_type", "pooler_act"} & config.keys()
+    assert "auto_map" not in files["tokenizer_config.json"].read_text()
+    assert files["vocab.txt"].read_text("utf-8").split() == PIECES
+    model, info = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "bert", output_loading_info=True)
+    assert type(model) is transformers.BertForPreTraining and not any(info.values())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "bert")
+    assert type(tokenizer) is transformers.BertTokenizer and tokenizer(TEXT).input_ids == expected
 
 
-def test_the_commands_of_the_page(bert_folders, tmp_path, monkeypatch):
-    shutil.copytree(bert_folders / "snug" / "ForPreTraining", tmp_path / "pretrained")
-    _, stock = ours_and_stock("ForMaskedLM")
-    write_tensorflow(tmp_path / "uncased_L-12_H-768_A-12", tensorflow_variables(ours_and_stock("ForPreTraining")[1]))
-    for folder, model in (("bert-base-uncased", stock), ("distilbert-base-uncased", distilbert("ForMaskedLM"))):
-        model.save_pretrained(tmp_path / folder)
-        shutil.copytree(bert_folders / "tokenizer", tmp_path / folder, dirs_exist_ok=True)
+@pytest.mark.slow
+def test_the_commands_of_the_page(pretrained, tmp_path, monkeypatch):
+    stock = ours_and_stock("ForPreTraining")[1]
+    write_tensorflow(tmp_path / "uncased_L-12_H-768_A-12", tensorflow_variables(stock))
+    stock.save_pretrained(tmp_path / "bert-base-uncased")
+    distilbert = transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**DISTILBERT))
+    distilbert.save_pretrained(tmp_path / "distilbert-base-uncased")
     family_checkpoints.write_checkpoint(tmp_path / "roberta-base", "roberta")
     monkeypatch.chdir(tmp_path)
     lines = re.findall(r"^snugbert (convert .*)$", PAGE, flags=re.MULTILINE)
@@ -132,53 +70,6 @@ def test_the_commands_of_the_page(bert_folders, tmp_path, monkeypatch):
     exec(re.search(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE).group(1), names := {})
     assert type(names["model"]) is transformers.BertForPreTraining
     assert type(names["tokenizer"]) is transformers.BertTokenizer
-
-
-def check_conversion(source: Path, to: str, head: str, expected) -> None:
-    """Converts `source`, and compares the outputs of the saved model."""
-    output = source.parent / f"{source.name}-as-{to}"
-    done = convert_model(source, output, to)
-    assert done.difference <= 1e-6
-    options = {"add_pooling_layer": False} if "no pooler" in " ".join(done.notes) else {}
-    model, info = CLASSES[to][head].from_pretrained(output, output_loading_info=True, **options)
-    assert not any(info.values()), info
-    assert_equal_outputs(expected, model, make_batch(head))
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_every_head_of_bert_becomes_snugbert(head, tmp_path):
-    _, stock = ours_and_stock(head)
-    stock.save_pretrained(tmp_path / "bert")
-    check_conversion(tmp_path / "bert", "snugbert", head, stock)
-
-
-@pytest.mark.parametrize("head", CLASSES["distilbert"])
-def test_every_head_of_distilbert_becomes_snugbert_and_some_become_bert(head, tmp_path):
-    distilbert(head).save_pretrained(tmp_path / "distilbert")
-    check_conversion(tmp_path / "distilbert", "snugbert", head, distilbert(head))
-    if head not in ("ForSequenceClassification", "ForMultipleChoice"):  # their pooler uses relu
-        check_conversion(tmp_path / "distilbert", "bert", head, distilbert(head))
-
-
-@pytest.mark.parametrize("to", ["snugbert", "bert"])
-def test_the_tensorflow_release_becomes_snugbert_and_bert(to, tmp_path):
-    _, stock = ours_and_stock("ForPreTraining")
-    write_tensorflow(tmp_path / "google", tensorflow_variables(stock))
-    check_conversion(tmp_path / "google", to, "ForPreTraining", stock)
-
-
-def test_a_real_bert_on_real_text(tmp_path, minilm, data_dir):
-    lines = [line for line in (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines() if line][:6]
-    convert_model(minilm, tmp_path / "snug", "snugbert")
-    convert_model(tmp_path / "snug", tmp_path / "bert", "bert")
-    stock = transformers.BertModel.from_pretrained(minilm)
-    tokenize = transformers.AutoTokenizer.from_pretrained(minilm)
-    inputs = dict(tokenize(lines, padding=True, truncation=True, max_length=64, return_tensors="pt"))
-    for folder in (tmp_path / "snug", tmp_path / "bert"):
-        tokenize = transformers.AutoTokenizer.from_pretrained(folder)
-        found = dict(tokenize(lines, padding=True, truncation=True, max_length=64, return_tensors="pt"))
-        assert found.keys() == inputs.keys() and all(torch.equal(found[name], inputs[name]) for name in inputs)
-        assert_equal_outputs(stock, transformers.AutoModel.from_pretrained(folder), inputs)
 
 
 # --- forms of files ---------------------------------------------------------------------------------------------
@@ -211,9 +102,11 @@ def test_the_configuration_survives_a_round_trip(tmp_path):
     convert_model(tmp_path / "snug", tmp_path / "back", "bert")
     back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back")
     assert back.dtype == torch.bfloat16
-    inputs = make_batch("ForMaskedLM")
+    inputs = ragged_batch("Model")
     del inputs["token_type_ids"]
-    assert_equal_outputs(stock.bfloat16(), back, inputs, [torch.float64])
+    real = inputs["attention_mask"].bool()
+    outputs = [model.double().eval()(**inputs).logits[real] for model in (back, stock.bfloat16())]
+    torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-10)
     for name, value in fields.items():
         assert getattr(back.config, name) == value, name
         assert getattr(snugbert.SnugBertConfig.from_pretrained(tmp_path / "snug"), name) == value, name
@@ -228,13 +121,19 @@ def test_sinusoidal_positions_become_weights(tmp_path):
     done = convert_model(tmp_path / "snug", tmp_path / "bert", "bert")
     assert done.notes == ["Sinusoidal positions became weights. Training would change them."]
     back = transformers.BertForTokenClassification.from_pretrained(tmp_path / "bert")
-    assert_equal_outputs(ours, back, make_batch("ForTokenClassification"), [torch.float64])
+    inputs = ragged_batch("Model")
+    real = inputs["attention_mask"].bool()
+    outputs = [model.double().eval()(**inputs).logits[real] for model in (back, ours)]
+    torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-10)
     with pytest.raises(InputError, match=r"would round them\. Add --dtype float32"):
         convert_model(tmp_path / "snug", tmp_path / "half", "bert", dtype=torch.float16)
 
 
 def test_distilbert_ignores_segments_and_keeps_its_relu(tmp_path):
-    model = distilbert("ForSequenceClassification", problem_type="regression", id2label={0: "x", 1: "y", 2: "z"})
+    labels = {"problem_type": "regression", "id2label": {0: "x", 1: "y", 2: "z"}, "activation": "relu"}
+    dropout = {"dropout": 0.15, "attention_dropout": 0.05, "seq_classif_dropout": 0.25}
+    config = transformers.DistilBertConfig(**DISTILBERT | labels | dropout)
+    model = transformers.DistilBertForSequenceClassification(config)
     model.save_pretrained(tmp_path / "distil", max_shard_size="100KB")
     convert_model(tmp_path / "distil", tmp_path / "snug", "snugbert")
     ours = snugbert.SnugBertForSequenceClassification.from_pretrained(tmp_path / "snug")
@@ -243,7 +142,7 @@ def test_distilbert_ignores_segments_and_keeps_its_relu(tmp_path):
     assert (config.attention_probs_dropout_prob, config.hidden_act) == (0.05, "relu")
     assert (config.problem_type, config.id2label) == ("regression", {0: "x", 1: "y", 2: "z"})
     assert not set(config.to_dict()) & {"dim", "n_layers", "qa_dropout", "sinusoidal_pos_embds"}
-    inputs = make_batch("ForSequenceClassification")
+    inputs = ragged_batch("Model")
     swapped = inputs | {"token_type_ids": 1 - inputs["token_type_ids"]}
     assert torch.equal(ours(**inputs).logits, ours(**swapped).logits)
     with pytest.raises(
@@ -288,19 +187,6 @@ def test_other_tokenizers_keep_their_class(model_folder, tmp_path):
         convert_model(model_folder, tmp_path / "code", "bert")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"to": "brt"}, r"--to: unknown value 'brt'\. Did you mean bert\?"),
-        ({"to": "bert", "dtype": "int8"}, "--dtype: unknown value 'int8'"),
-        ({"to": "bert", "max_shard_size": "5XB"}, "--max_shard_size: Unit 'XB' not supported"),
-    ],
-)
-def test_arguments_are_checked_before_the_model_is_read(arguments, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        convert_model(tmp_path / "nothing", tmp_path / "out", **arguments)
-
-
 def test_the_command_prints_a_summary(tmp_path, capsys):
     ours, _ = ours_and_stock("ForNextSentencePrediction")
     ours.save_pretrained(tmp_path / "snug")
@@ -320,13 +206,24 @@ def test_the_command_prints_a_summary(tmp_path, capsys):
     assert {file.name for file in (tmp_path / "bert").iterdir()} == {"config.json", "model.safetensors", "mine.md"}
 
 
-def test_the_output_folder_is_protected(tmp_path):
+@pytest.mark.parametrize(
+    ("source", "output", "options", "message"),
+    [
+        ("nothing", "out", {"to": "brt"}, r"--to: unknown value 'brt'\. Did you mean bert\?"),
+        ("nothing", "out", {"dtype": "int8"}, "--dtype: unknown value 'int8'"),
+        ("nothing", "out", {"max_shard_size": "5XB"}, "--max_shard_size: Unit 'XB' not supported"),
+        ("model", "x/../model", {"overwrite_output_dir": True}, "model: input and output are the same folder"),
+        ("model", "model/config.json", {}, r"config\.json is a file"),
+    ],
+)
+def test_arguments_are_checked_before_the_model_is_read(source, output, options, message, model_folder, tmp_path):
+    with pytest.raises(InputError, match=message):
+        convert_model(tmp_path / source, tmp_path / output, **{"to": "bert"} | options)
+
+
+def test_a_full_disk_leaves_the_old_model(tmp_path):
     source = write_classifier(tmp_path / "source")
-    with pytest.raises(InputError, match="source: input and output are the same folder"):
-        convert_model(source, tmp_path / "x" / ".." / "source", "bert", overwrite_output_dir=True)
-    with pytest.raises(InputError, match=r"config\.json is a file"):
-        convert_model(source, source / "config.json", "bert")
-    # The disk is full after 100 kB: the old model is unchanged, and no partial output remains.
+    # Full after 100 kB. No partial output remains.
     write_classifier(tmp_path / "output")
     before = {file.name: file.read_bytes() for file in (tmp_path / "output").iterdir()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

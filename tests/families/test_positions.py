@@ -113,13 +113,10 @@ def test_refused_requests(family, message, tmp_path):
     with pytest.raises(InputError, match=message):
         convert_model(source, tmp_path / "out", "snugbert", max_position_embeddings=BEFORE - 1)
     assert not (tmp_path / "out").exists()
-
-
-def test_an_equal_number_of_positions_changes_nothing(tmp_path):
-    source = family_checkpoints.write_checkpoint(tmp_path / "source", "roberta", max_position_embeddings=BEFORE + 2)
-    done = convert_model(source, tmp_path / "equal", "roberta", max_position_embeddings=BEFORE)
-    weights, equal = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "equal"))
-    assert done.notes == [] and torch.equal(weights[ROBERTA_POSITIONS], equal[ROBERTA_POSITIONS])
+    if family == "roberta":  # an equal number changes nothing
+        done = convert_model(source, tmp_path / "equal", "roberta", max_position_embeddings=BEFORE)
+        weights, equal = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "equal"))
+        assert done.notes == [] and torch.equal(weights[ROBERTA_POSITIONS], equal[ROBERTA_POSITIONS])
 
 
 def test_computed_positions_get_a_new_limit(tmp_path):

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 MODELS_WITH_HEADS = [("bert", head) for head in HEADS if head != "Model"]
 MODELS_WITH_HEADS += [(family, "ForMaskedLM") for family in FAMILY_TYPES]
-MODELS_WITH_HEADS += [(family, "ForSequenceClassification") for family in FAMILY_TYPES]
 
 
 def make_teacher(family: str, head: str, folder) -> PreTrainedModel:
@@ -85,14 +84,16 @@ def test_chosen_layers(num_layers, num_student_layers, which, layers):
     assert choose_student_layers(num_layers, num_student_layers, which) == layers
 
 
-@pytest.mark.parametrize("number", [0, 7])
-def test_a_student_has_at_most_the_layers_of_its_teacher(number):
-    with pytest.raises(InputError, match=f"--num_student_layers {number}: expected 1 to 6"):
-        choose_student_layers(6, number, "spread")
-
-
-@pytest.mark.parametrize("which", ["middle", "0,-1", "0,6", "3,1", "3,3", "0,2,5"])
-def test_invalid_choices_of_layers(which):
-    message = f"--student_layers {which}: expected spread, first, last, or 2 different numbers from 0 to 5 in asc"
+@pytest.mark.parametrize(
+    ("number", "which", "message"),
+    [
+        *((number, "spread", f"--num_student_layers {number}: expected 1 to 6") for number in (0, 7)),
+        *(
+            (2, which, f"{which}: expected spread, first, last, or 2 different numbers from 0 to 5 in asc")
+            for which in ("middle", "0,-1", "0,6", "3,1", "3,3", "0,2,5")
+        ),
+    ],
+)
+def test_invalid_choices_of_layers(number, which, message):
     with pytest.raises(InputError, match=message):
-        choose_student_layers(6, 2, which)
+        choose_student_layers(6, number, which)

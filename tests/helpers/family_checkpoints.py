@@ -45,6 +45,9 @@ WORDS = """a about
     president said she so some state than that the their them there they this time to two up was we were what when
     which who will with world would year you""".split()
 CHARACTERS = [chr(code) for code in range(33, 127)]
+# Special tokens. fairseq put its own four tokens, which CamemBERT does not use, before SentencePiece's.
+XLM_ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
+CAMEMBERT = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
 
 
 def write_checkpoint(
@@ -76,8 +79,8 @@ def write_tokenizer(folder: Path, family: str, words: Iterable[str] = WORDS) -> 
     folder.mkdir(parents=True, exist_ok=True)
     make = {
         "roberta": _make_byte_level,
-        "xlm-roberta": _make_xlm_roberta,
-        "camembert": _make_camembert,
+        "xlm-roberta": lambda words: make_unigram(XLM_ROBERTA, _score(words)),
+        "camembert": lambda words: make_unigram(CAMEMBERT, _score(words)),
         "bert": _make_wordpiece,
         "electra": _make_wordpiece,
         "deberta-v2": _make_deberta,
@@ -92,27 +95,14 @@ def write_tokenizer(folder: Path, family: str, words: Iterable[str] = WORDS) -> 
 
 def _make_byte_level(words: list[str]) -> Tokenizer:
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    merges = list(dict.fromkeys(pair for word in words for pair in _merge_left_to_right(f"Ġ{word}")))
+    merged = [(f"Ġ{word}"[:end], word[end - 1]) for word in words for end in range(1, len(word) + 1)]
+    merges = list(dict.fromkeys(merged))  # from left to right
     tokens += [left + right for left, right in merges] + ["<mask>"]
     tokenizer = Tokenizer(BPE({token: index for index, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
     return _add_special_tokens(tokenizer, ["<s>", "<pad>", "</s>", "<unk>"], "<mask>")
-
-
-def _merge_left_to_right(word: str) -> list[tuple[str, str]]:
-    return [(word[:end], word[end]) for end in range(1, len(word))]
-
-
-def _make_xlm_roberta(words: list[str]) -> Tokenizer:
-    return make_unigram(["<s>", "<pad>", "</s>", "<unk>"], _score(words))
-
-
-def _make_camembert(words: list[str]) -> Tokenizer:
-    # fairseq put its own four tokens, which CamemBERT does not use, before SentencePiece's.
-    special = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
-    return make_unigram(special, _score(words))
 
 
 def _score(words: list[str]) -> list[tuple[str, float]]:

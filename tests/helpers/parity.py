@@ -2,11 +2,13 @@
 
 from functools import wraps
 
+import pytest
 import torch
 import torch.nn.functional as F
 import transformers
 
 import snugbert
+from snugbert.kernels_snugbert import SnugBertDropout
 
 HEADS = [
     "Model",
@@ -128,6 +130,16 @@ def assert_same_gradients(ours: torch.nn.Module, stock: torch.nn.Module, toleran
             difference = (parameter.grad - expected).norm()
             assert difference <= tolerance * expected.norm() + rounding, (name, difference, expected.norm())
     assert not theirs
+
+
+def make_dropout_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces dropout by a product, which reveals where dropout acts and with which probability."""
+
+    def scale(values, p=0.5, training=True, inplace=False):
+        return values * (1 + p) if training else values
+
+    monkeypatch.setattr(F, "dropout", scale)
+    monkeypatch.setattr(SnugBertDropout, "forward", lambda self, values: scale(values, self.p, self.training))
 
 
 def without_padding(forward):

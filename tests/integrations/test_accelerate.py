@@ -19,24 +19,6 @@ def outputs(model: torch.nn.Module, inputs: dict) -> dict[str, torch.Tensor]:
         return dict(model.eval()(**inputs))
 
 
-def test_the_example_keeps_what_fits(run_example, checkpoints):
-    names = run_example("accelerate: models larger than memory", "ours")
-    folder = checkpoints["ours"] / "my-snugbert"
-    assert len(list(folder.glob("model-*.safetensors"))) == 2
-    whole = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    texts = (checkpoints["ours"] / "texts.csv").read_text("utf-8").splitlines()
-    inputs = tokenizer(texts, padding=True, return_tensors="pt")
-    expected = outputs(whole, inputs)
-    for name in ("model", "same"):
-        model = names[name]
-        assert type(model) is type(whole)
-        assert model.hf_device_map["bert.encoder.layer.0"] == "cpu" and model.hf_device_map["classifier"] == "disk"
-        assert bytes_in_memory(model) <= 65e6 < bytes_in_memory(whole)
-        assert_close(outputs(model, inputs), expected, rtol=0, atol=0)
-        assert bytes_in_memory(model) <= 65e6
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_an_offloaded_model_is_bit_identical(head, tmp_path):
     """Weights are on disk, partly in memory, or moved to the device at every call."""

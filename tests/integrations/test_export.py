@@ -1,13 +1,11 @@
-"""torch.export, torch.compile and the older ONNX exporter: exported heads, and the examples in the documentation."""
+"""Heads exported by torch.export and by the older ONNX exporter."""
 
 import io
-from functools import partial
 
 import onnxruntime
 import pytest
 import torch
 from parity import CONFIG, HEADS, ours_and_stock, ragged_batch
-from torch._dynamo.utils import counters
 from torch.testing import assert_close
 from transformers.utils.logging import warning_once
 
@@ -91,32 +89,3 @@ def test_the_older_onnx_exporter_keeps_sizes_dynamic(head, fields):
             expected = model(**inputs)
         for name, result in zip(outputs, results, strict=True):
             assert_close(torch.from_numpy(result), expected[name], atol=2e-6, rtol=1e-5)
-
-
-def test_the_export_example_computes_what_the_model_does(run_example):
-    names = run_example("torch.export", "ours")
-    with torch.inference_mode():
-        expected = names["model"](**names["inputs"]).last_hidden_state
-    assert_close(names["states"], expected, atol=1e-5, rtol=0)
-
-
-def test_the_compile_example_compiles_once(run_example, monkeypatch):
-    """Padded batches are compiled once, and once more for a single text. Packed batches are compiled once."""
-    torch._dynamo.reset()
-    # Inductor needs a C++ compiler and half a minute. The graphs do not depend on the backend.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    names = run_example("torch.compile", "ours")
-    del names["model"].bert.encoder.layer[1:]  # compiling each layer takes as long as the first
-    texts = ["A short one.", "And one that is a little longer than it is short.", "Four words are here."]
-
-    def new_graphs(classify, texts):
-        before = counters["stats"]["unique_graphs"]
-        logits = classify(texts)
-        inputs = names["tokenizer"](texts, padding=True, return_tensors="pt")
-        with torch.inference_mode():
-            assert_close(logits, names["model"](**inputs).logits, atol=1e-5, rtol=0)
-        return counters["stats"]["unique_graphs"] - before
-
-    batches = [texts[:2], texts, 2 * texts[::2], texts[:1], texts[1:2]]
-    assert [new_graphs(names["classify_padded"], batch) for batch in batches] == [1, 0, 0, 1, 0]
-    assert [new_graphs(names["classify_packed"], batch) for batch in batches[:3]] == [1, 0, 0]

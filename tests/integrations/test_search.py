@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import SentenceTransformer
 
 import snugbert
 
@@ -73,38 +73,26 @@ def sides(checkpoint, files, tmp_path_factory) -> dict[str, SimpleNamespace]:
     return results
 
 
-def test_training_equals_stock_bert(sides):
+def test_training_and_scores_equal_stock_bert(sides):
     ours, stock = sides["ours"], sides["stock"]
-    retriever, reranker = SentenceTransformer(str(ours.folder / "retriever")), ours.reranker
-    assert type(retriever[0].model) is snugbert.SnugBertModel
-    assert type(reranker[0].model) is snugbert.SnugBertForSequenceClassification
-    assert type(SentenceTransformer(str(stock.folder / "retriever"))[0].model) is transformers.BertModel
-    assert type(stock.reranker[0].model) is transformers.BertForSequenceClassification
-    assert len(ours.losses) == 2
-    assert ours.losses == pytest.approx(stock.losses, rel=1e-4)
+    assert type(ours.retriever[0].model) is snugbert.SnugBertModel
+    assert type(ours.reranker[0].model) is snugbert.SnugBertForSequenceClassification
+    assert type(stock.retriever[0].model) is transformers.BertModel
+    assert len(ours.losses) == 2 and ours.losses == pytest.approx(stock.losses, rel=1e-4)
     torch.testing.assert_close(ours.paragraph_embeddings, stock.paragraph_embeddings, atol=1e-4, rtol=0)
     assert [hit["corpus_id"] for hit in ours.best] == [hit["corpus_id"] for hit in stock.best]
     pairs = list(zip(ours.dev["question"], ours.dev["context"], strict=True))
-    np.testing.assert_allclose(reranker.predict(pairs), stock.reranker.predict(pairs), atol=1e-4)
-
-
-def test_scores_equal_stock_bert(sides):
-    ours, stock = sides["ours"], sides["stock"]
+    predicted = ours.reranker.predict(pairs)
+    np.testing.assert_allclose(predicted, stock.reranker.predict(pairs), atol=1e-4)
     for name in ("retrieval", "scores"):
         mine, theirs = vars(ours)[name], vars(stock)[name]
         assert mine == pytest.approx(theirs, abs=1.5 / ROWS)  # rounding may swap two paragraphs
     assert 0.5 < ours.retrieval["cosine_recall@1"] <= ours.retrieval["cosine_recall@10"] <= 1
-
-
-def test_training_changes_both_models(sides):
-    """Without this, equal embeddings and scores would show nothing about training."""
-    ours = sides["ours"]
+    # Training changed both models.
     before = SentenceTransformer(str(ours.folder / "my-snugbert")).encode(ours.paragraphs, convert_to_tensor=True)
     assert (before - ours.paragraph_embeddings).abs().max() > 1e-2
-    pairs = list(zip(ours.dev["question"], ours.dev["context"], strict=True))
-    trained, untrained = ours.reranker, CrossEncoder(str(ours.folder / "reranker"))
-    untrained[0].model.bert = snugbert.SnugBertModel.from_pretrained(ours.folder / "my-snugbert")
-    assert np.abs(trained.predict(pairs) - untrained.predict(pairs)).max() > 1e-3
+    ours.reranker[0].model.bert = snugbert.SnugBertModel.from_pretrained(ours.folder / "my-snugbert")
+    assert np.abs(predicted - ours.reranker.predict(pairs)).max() > 1e-3
 
 
 def test_a_published_encoder_keeps_its_settings(minilm, sides, tmp_path, monkeypatch):
