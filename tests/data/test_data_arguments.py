@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 from transformers import TrainingArguments
 
-from snugbert.data.data_arguments import OutputArguments, TextArguments
+from snugbert.data.data_arguments import OutputArguments
 from snugbert.errors import InputError
 from snugbert_cli import COMMANDS
 
@@ -35,9 +35,3 @@ def test_a_shard_is_one_of_several():
     for shard in ("0/4", "5/4", "4", "1/2/3", "a/b"):
         with pytest.raises(InputError, match=f"--shard '{shard}' must be i/n with i from 1 to n, such as 1/4"):
             OutputArguments(shard=shard)
-
-
-def test_files_and_a_dataset_cannot_be_combined():
-    with pytest.raises(InputError, match=r"--train_file and --dataset_name cannot be combined\. Remove one"):
-        TextArguments(train_file=["text.txt"], dataset_name="wikitext")
-    assert TextArguments().dataset_split == "train"

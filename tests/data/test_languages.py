@@ -1,7 +1,6 @@
 """Language codes, and the language that tokenizers, corpora and checkpoints store."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -12,22 +11,9 @@ import snugbert
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.data.documents import split_sentences
-from snugbert.data.languages import (
-    choose_language,
-    read_language,
-    store_language,
-    stored_in_model,
-)
+from snugbert.data.languages import choose_language, read_language, store_language, stored_in_model
 from snugbert.errors import InputError
 from snugbert_cli import main as snugbert_command
-
-
-@pytest.mark.parametrize("code", ["english", "", "EN "])
-def test_a_name_is_not_a_code(code, tmp_path):
-    with pytest.raises(
-        InputError, match=rf"--language '{code}' is not a language code\. Use a lowercase ISO 639 code"
-    ):
-        prepare_corpus([], None, tmp_path, language=code)
 
 
 @pytest.mark.parametrize(("code", "number"), [("pt", 2), ("pt-pt", 2), ("pt_BR", 2), ("pt-419", 2), ("en-gb", 3)])
@@ -64,10 +50,11 @@ def test_configurations_and_tokenizers_keep_the_language(tmp_path):
     config, tokenizer = snugbert.SnugBertConfig.from_size("tiny"), snugbert.SnugBertTokenizer()
     store_language(None, config, tokenizer)
     for part in (config, tokenizer):
-        assert read_language(part) is None
         part.save_pretrained(tmp_path / "without")
     for file in (tmp_path / "without").glob("*config.json"):
         assert "language" not in json.loads(file.read_text())
+    for value in ("english", "German", ["de"], 5, None, ""):  # FARM wrote names into public checkpoints
+        assert read_language(BertConfig(language=value)) is None
     store_language("de", config, tokenizer)
     for part in (config, tokenizer):
         part.save_pretrained(tmp_path / "with")
@@ -84,20 +71,11 @@ def test_configurations_and_tokenizers_keep_the_language(tmp_path):
     assert [language for _, language in stored_in_model(config, tokenizer, None, "tok")] == ["de"]
 
 
-@pytest.mark.parametrize("value", ["english", "German", ["de"], 5, None, ""])
-def test_other_values_are_no_language(value):
-    """FARM wrote names of languages into the configurations of public checkpoints."""
-    assert read_language(BertConfig(language=value)) is None
-
-
 def write_german(file: Path, documents: int) -> None:
     """Documents of three sentences. By the rules of English, an abbreviation ends a sentence."""
     nouns = ("Brücke", "Küche", "Straße", "Tür", "Katze", "Schule")
-    rng = random.Random(0)
-    texts = [
-        " ".join(f"Die {rng.choice(nouns)} hört bzw. sieht Hr. Weiß am 1. März." for _ in range(3))
-        for _ in range(documents)
-    ]
+    sentences = [f"Die {noun} hört bzw. sieht Hr. Weiß am 1. März." for noun in nouns * documents]
+    texts = [" ".join(sentences[5 * number : 5 * number + 3]) for number in range(documents)]
     file.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
 
 

@@ -90,22 +90,20 @@ def test_leaving_copies_out_equals_a_text_without_them(documents, tmp_path, toke
 
 
 def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, tokenizer):
-    """Each machine reads everything. There may be more shards than files."""
+    """Each machine reads everything. There may be more shards than files.
+
+    If copies are only counted, each machine reads its shard. A run that reads everything writes the report.
+    """
     files = [write(tmp_path / f"{name}.txt", half) for name, half in (("0", documents[:9]), ("1", documents[9:]))]
     for part in plan_parts(text_arguments(*files), num_shards=3, deduplicate="lines"):
         report = prepare_parts(tmp_path / "shards", [part], tokenizer, show_progress=False)
         assert report.lines == sum(map(len, documents)) and str(report).endswith(". Copies of lines are left out")
     unique = prepare(tmp_path / "unique", tokenizer, write(tmp_path / "u.txt", leave_out(documents, "lines")))
     assert sorted(content(open_corpus(tmp_path / "shards", tokenizer))) == sorted(content(unique))
-
-
-def test_only_a_call_that_reads_everything_writes_a_report(documents, tmp_path, tokenizer):
-    halves = documents[:9], documents[9:]
-    files = [write(tmp_path / f"{number}.txt", half) for number, half in enumerate(halves)]
     parts = plan_parts(text_arguments(*files), num_shards=2)
-    for prepared, half in zip((parts[:1], parts), halves, strict=True):
-        report = prepare_parts(tmp_path / "resumed", prepared, tokenizer, show_progress=False)
-        assert report.lines == sum(map(len, half)) and read_report(tmp_path / "resumed") is None
+    for prepared, half in zip((parts[:1], parts), (documents[:9], documents[9:]), strict=True):
+        report = prepare_parts(tmp_path / "counted", prepared, tokenizer, show_progress=False)
+        assert report.lines == sum(map(len, half)) and read_report(tmp_path / "counted") is None
     prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
     assert read_report(tmp_path / "straight").lines == sum(map(len, documents))
 

@@ -96,11 +96,8 @@ def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path,
     comparison = capsys.readouterr().out.splitlines()
     ours = evaluate(files, tmp_path, files / "model", train_file=files / "train.txt", no_nsp=no_nsp)
     seconds, printed = ours.pop("seconds"), capsys.readouterr().out
-    assert seconds > 0 and "frequency in the training text" in printed
     table = [line for line in comparison if line.startswith(("| masked", "| sentence pair"))]
-    assert len(table) == (2 if no_nsp else 4) and all(line in printed for line in table)
-    report = (tmp_path / "scores/results.md").read_text()
-    assert f"| bits per character | {ours['metrics']['bits_per_character']:.3f} |" in report
+    assert len(table) == (2 if no_nsp else 4) and all(line in printed for line in table) and seconds > 0
     entries = yaml.safe_load((tmp_path / "scores/card_metadata.yaml").read_text())["model-index"][0]["results"]
     values = [metric["value"] for entry in entries for metric in entry["metrics"]]
     expected_values = [ours["metrics"][name] for name in PRETRAINING_HUB_METRICS if name in ours["metrics"]]

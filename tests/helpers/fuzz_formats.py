@@ -68,9 +68,6 @@ def make_texts(number: int) -> list[str]:
     return [" ".join(generator.choices(WORDS, k=generator.randint(2, 9))) for _ in range(number)]
 
 
-# --- corpus and checkpoint --------------------------------------------------------------------------------------
-
-
 def write_corpus(folder: Path) -> None:
     (folder / "text.txt").write_text("\n\n".join(make_texts(30)))
     prepare(folder, make_tokenizer(), folder / "text.txt", language=None, num_workers=1)
@@ -96,9 +93,6 @@ def read_checkpoint(folder: Path, mutated: Path) -> None:
     assert trainer.state.global_step == 3, "the run did not continue"
 
 
-# --- tables and JSON --------------------------------------------------------------------------------------------
-
-
 def write_tables(folder: Path) -> None:
     """Writes the same rows as TSV, CSV, JSON and CoNLL, plain and compressed, and rows of other kinds."""
     texts = make_texts(12)
@@ -116,23 +110,21 @@ def write_tables(folder: Path) -> None:
         (folder / f"table.{suffix}.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
         (folder / f"table.{suffix}.zst").write_bytes(compress_zstd(text.encode()))
     frame.rename(columns={"sentence1": "text"}).to_parquet(folder / "table.parquet")
-    tagged = pandas.DataFrame([{"tokens": text.split(), "ner_tags": ["O"] * len(text.split())} for text in texts])
-    tagged.to_json(folder / "tagged.jsonl", orient="records", lines=True)
+    tagged = [{"tokens": text.split(), "ner_tags": ["O"] * len(text.split())} for text in texts]
+    (folder / "tagged.jsonl").write_text("\n".join(map(json.dumps, tagged)))
 
 
 def read_table(folder: Path, mutated: Path) -> None:
     if mutated.suffix == ".parquet":
         assert all(isinstance(line, str) for document in read_documents([mutated]) for line in document)
-        return
-    if mutated.name.startswith("tagged") or ".conll" in mutated.name:
+    elif mutated.name.startswith("tagged") or ".conll" in mutated.name:
         split = Tagging().read_splits({"train": [mutated]})["train"]
         assert all(sentence.words for sentence in split.sentences), "a sentence is empty"
-        return
-    task = TextClassification(GlueDataArguments(train_file=str(mutated), validation_file=str(mutated)))
-    splits = task.read_splits({"train": [mutated]})
-    labels = choose_labels(None, splits, [])
-    encoded = encode_labels(splits["train"], labels)
-    assert len(encoded) == len(splits["train"].texts[0]), "an example has no label"
+    else:
+        task = TextClassification(GlueDataArguments(train_file=str(mutated), validation_file=str(mutated)))
+        splits = task.read_splits({"train": [mutated]})
+        encoded = encode_labels(splits["train"], choose_labels(None, splits, []))
+        assert len(encoded) == len(splits["train"].texts[0]), "an example has no label"
 
 
 EMBEDDER: dict[str, Any] = {
@@ -163,16 +155,9 @@ def read_embedder(folder: Path, mutated: Path) -> None:
     copy_files(folder, folder / "copy")
 
 
-# --- YAML -------------------------------------------------------------------------------------------------------
-
-
 def write_yaml(folder: Path) -> None:
-    (folder / "flags.yaml").write_text(
-        f"tokenizer_name: {folder}\n"
-        f"train_file: [{folder}/flags.yaml, {folder}/*.yaml]\n"
-        "language: en\n"
-        "preprocessing_num_workers: 3\n"
-    )
+    files = f"train_file: [{folder}/flags.yaml, {folder}/*.yaml]"
+    (folder / "flags.yaml").write_text(f"tokenizer_name: {folder}\n{files}\nlanguage: en\npreprocessing_num_workers: 3\n")
 
 
 def read_yaml(folder: Path, mutated: Path) -> None:
@@ -181,23 +166,17 @@ def read_yaml(folder: Path, mutated: Path) -> None:
     assert isinstance(tokenizer.trust_remote_code, bool) and isinstance(text.train_file, list | None)
 
 
-# --- model and tokenizer ----------------------------------------------------------------------------------------
-
-
 def write_model(folder: Path) -> None:
     """Writes the model, and the same in shards."""
-    tokenizer = make_tokenizer()
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes |= {"vocab_size": len(make_tokenizer()), "max_position_embeddings": 64}
     more = {"document_windows": {"max_seq_length": 32, "doc_stride": 8}, "thresholds": {"yes": 0.4}}
-    labels = {0: "no", 1: "yes"}
-    config = snugbert.SnugBertConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=64, id2label=labels, text_columns=["text"], **sizes, **more
-    )
+    config = snugbert.SnugBertConfig(id2label={0: "no", 1: "yes"}, text_columns=["text"], **sizes, **more)
     model = snugbert.SnugBertForSequenceClassification(config)
     model.save_pretrained(folder)
     model.save_pretrained(folder / "shards", max_shard_size="5KB")
-    tokenizer.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
     (folder / "rows.jsonl").touch()
 
 

@@ -20,8 +20,8 @@ from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
-from snugbert.evaluation.held_out_text import count_characters
 from snugbert.files import holds_lock
+from snugbert.evaluation.held_out_text import count_characters
 from snugbert.storage import inputs
 from snugbert.storage import urls as remote_files
 from snugbert.trainers.pretraining.corpora import list_sources, load_corpora
@@ -222,19 +222,19 @@ def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer, monkey
     logs = []
     monkeypatch.setattr(preparation, "ReadingLog", lambda *choice: logs.append(ReadingLog(*choice)) or logs[-1])
 
-    def prepare_shards(folder, num_shards, **options):
+    def prepare_shards(num_shards, **options):
         """Returns the documents, and the number of rows that each shard read."""
         logs.clear()
+        folder = tmp_path / f"{num_shards} {options}"
         for part in plan_parts(TextArguments(dataset_name=str(tmp_path / "data")), num_shards, **options):
-            write_parts(tmp_path / folder, [part], tokenizer)
-        return content(open_corpus(tmp_path / folder, tokenizer)), [log.position for log in logs]
+            write_parts(folder, [part], tokenizer)
+        return content(open_corpus(folder, tokenizer)), [log.position for log in logs]
 
-    whole, rows = prepare_shards("1", 1)
-    halves, rows_of_halves = prepare_shards("2", 2)
+    whole, rows = prepare_shards(1)
+    halves, rows_of_halves = prepare_shards(2)
     assert whole == halves and rows == [15] == [sum(rows_of_halves)] and min(rows_of_halves) > 0
-    quarters, rows = prepare_shards("4", 4)
+    quarters, rows = prepare_shards(4)
     assert sorted(whole) == sorted(quarters) and rows == [15] * 4
     reports = []  # both shards write the same file
     monkeypatch.setattr(preparation, "write_report", lambda folder, _: reports.append(holds_lock(folder / ".lock")))
-    assert prepare_shards("unique", 2, deduplicate="lines")[1] == [15] * 2
-    assert reports == [True] * 2
+    assert prepare_shards(2, deduplicate="lines")[1] == [15] * 2 and reports == [True] * 2
