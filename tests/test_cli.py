@@ -32,7 +32,7 @@ print(*sys.modules)
 """
 
 
-def test_usage_version_and_an_unknown_command_import_nothing_heavy():
+def test_usage_version_and_an_unknown_command_import_nothing_heavy(capsys):
     process = subprocess.run([sys.executable, "-c", FAST], capture_output=True, text=True, check=True)
     usage = snugbert_cli.format_usage()
     version, rest = process.stdout.split("\n", 1)
@@ -41,13 +41,8 @@ def test_usage_version_and_an_unknown_command_import_nothing_heavy():
     commands = ", ".join(snugbert_cli.COMMANDS)
     assert process.stderr == f"snugbert: error: unknown command 'gleu'. Did you mean glue? Commands: {commands}.\n"
     assert not {"snugbert", "torch", "transformers", "numpy", "argparse"} & set(rest.splitlines()[-1].split())
-
-
-@pytest.mark.parametrize(("word", "hint"), [("train", "pretrain"), ("eval", "evaluate"), ("classify", None)])
-def test_an_unknown_command_gets_a_suggestion(word, hint, capsys):
-    assert snugbert_cli.main([word]) == 2
-    message = capsys.readouterr().err
-    assert f"Did you mean {hint}?" in message if hint else "Did you mean" not in message
+    for word, hint in (("train", "Did you mean pretrain?"), ("classify", "unknown command 'classify'. Commands: ")):
+        assert snugbert_cli.main([word]) == 2 and hint in capsys.readouterr().err
 
 
 MISSING = ModuleNotFoundError("No module named 'nothing'", name="nothing")
@@ -108,12 +103,11 @@ def test_a_service_may_start_a_command_without_output():
     assert process.returncode == 0 and process.stderr == b""
 
 
-@pytest.mark.parametrize("command", ["snugbert_cli --help", "snugbert_cli --version"])
-def test_output_that_nobody_reads_is_no_error(command):
+def test_output_that_nobody_reads_is_no_error():
     """As with `| head`, which closes its end when it has enough."""
     reading, writing = os.pipe()
     os.close(reading)
-    argv = [sys.executable, "-m", *command.split()]
+    argv = [sys.executable, "-m", "snugbert_cli", "--help"]
     process = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert process.stderr == "" and process.returncode in (0, 141)

@@ -10,7 +10,7 @@ from huggingface_hub.utils import httpx
 from transformers.integrations import integration_utils
 
 from snugbert.cli.device_arguments import DeviceArguments, check_reporters
-from snugbert.errors import InputError, did_you_mean, explain_files, explain_folder
+from snugbert.errors import InputError, did_you_mean
 from snugbert.families.loading import check_repository
 from snugbert_cli import main
 
@@ -33,9 +33,9 @@ def folder(tmp_path, monkeypatch) -> Path:
         ("pretrain", "--outptu_dir x", "unknown argument --outptu_dir. Did you mean --output_dir?"),
         ("glue", "--epochs 3", "unknown argument --epochs. Did you mean --num_train_epochs?"),
         ("export", "in out --too onnx", "unknown argument --too. Did you mean --to?"),
-        ("demo", "--qqqq", "unknown argument --qqqq."),
         ("convert", "", "the following arguments are required: "),
         ("demo", "--config", "argument --config: expected one argument"),
+        ("demo", "--config no.yaml", "--config: "),
         ("pretrain", "--train_file corpus/*.gz corpsu/*.gz", "--train_file: corpsu/*.gz: no such file."),
         ("predict", "--input_file corpus/trian.txt.gz", "no such file. Did you mean corpus/train.txt.gz?"),
         ("vocabulary", "--train_file corpus", "--train_file: corpus is a folder. Name its files, such as 'corpus/*'."),
@@ -44,6 +44,7 @@ def folder(tmp_path, monkeypatch) -> Path:
         ("ner", "--tokenizer-name out/x/y", "--tokenizer_name: the folder out/x/y does not exist."),
         ("ner", "--report_to mlfow", "--report_to: unknown value 'mlfow'. Did you mean mlflow? Choose one of "),
         ("prepare", "--language Deutsch", "--language 'Deutsch' is not a language code. Use a lowercase ISO 639 code"),
+        ("predict", "--input_file nowhere/a.jsonl", "--input_file: nowhere/a.jsonl: no such file."),
     ],
 )
 def test_mistakes(command, line, message, folder, capsys):
@@ -74,20 +75,11 @@ def test_a_reporter_that_is_not_installed_is_refused(monkeypatch):
 def test_a_name_that_is_nowhere(folder, monkeypatch):
     with pytest.raises(InputError, match=r"^corpsu: no such folder, no earlier download in .* Did you mean corpus\?$"):
         check_repository("corpsu", cache_dir=str(folder))
-    answer = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co"))
-    unknown = RepositoryNotFoundError("Repository Not Found", response=answer)
-    with monkeypatch.context() as patch:
-        patch.setattr(HfApi, "model_info", Mock(side_effect=unknown))
-        with pytest.raises(InputError, match=r"^corpsu: no such folder, and no such repository on the Hub\. Did"):
-            check_repository("corpsu", revision="main", token="x", cache_dir=str(folder))
-        patch.setattr(HfApi, "model_info", Mock(return_value=None))
-        check_repository("corpsu", cache_dir=str(folder))
     (folder / "models--me--bert/snapshots").mkdir(parents=True)
     for name in ("corpus", "me/bert"):
         check_repository(name, cache_dir=str(folder))
-
-
-def test_files_and_folders(folder):
-    assert explain_files("corpus/dev.txt.gz") == explain_files("**/*.gz") == explain_folder("out/classifier") == ""
-    assert explain_files("nowhere/a/b.txt") == "nowhere/a/b.txt: no such file."
-    assert explain_folder("~/x") == "the folder ~/x does not exist."
+    answer = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co"))
+    unknown = RepositoryNotFoundError("Repository Not Found", response=answer)
+    monkeypatch.setattr(HfApi, "model_info", Mock(side_effect=unknown))
+    with pytest.raises(InputError, match=r"^corpsu: no such folder, and no such repository on the Hub\. Did"):
+        check_repository("corpsu", revision="main", token="x", cache_dir=str(folder))

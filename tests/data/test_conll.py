@@ -34,6 +34,12 @@ def read(folder: Path, *texts: str, **arguments: object) -> dict[str, TagSplit]:
     return load_splits(PARTS[: len(texts)], **arguments)
 
 
+@pytest.fixture(scope="module")
+def test_split(data_dir) -> TagSplit:
+    """The test part of CoNLL-2003."""
+    return load_splits(("test",), test_file=str(data_dir / "conll2003/test.txt.gz"))["test"]
+
+
 @pytest.mark.slow
 def test_conll_2003_as_published(conll):
     for part, (documents, blocks, words, *entities) in PUBLISHED.items():
@@ -48,11 +54,10 @@ def test_conll_2003_as_published(conll):
     ]  # fmt: skip
 
 
-def test_json_lines_and_datasets_give_the_same_sentences(conll, data_dir, tmp_path):
-    file = data_dir / "conll2003" / "valid.jsonl.gz"
-    split = load_splits(validation_file=str(file))["validation"]
-    assert [sentence[:2] for sentence in split.sentences] == [s[:2] for s in conll["validation"].sentences]
-    assert [s.document for s in split.sentences] == [s.document for s in conll["validation"].sentences]
+def test_json_lines_and_datasets_give_the_same_sentences(test_split, data_dir, tmp_path):
+    split = load_splits(("test",), test_file=str(data_dir / "conll2003" / "test.jsonl.gz"))["test"]
+    assert [sentence[:2] for sentence in split.sentences] == [s[:2] for s in test_split.sentences]
+    assert [s.document for s in split.sentences] == [s.document for s in test_split.sentences]
 
     names = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"]
     features = Features({"words": List(Value("string")), "ner": List(ClassLabel(names=names))})
@@ -112,9 +117,9 @@ def test_a_first_column_of_numbers_gets_a_warning(tmp_path, caplog, text, warns)
     assert "only numbers" not in caplog.text
 
 
-def test_every_scheme_is_recognized_and_gives_the_same_entities(conll, caplog):
+def test_every_scheme_is_recognized_and_gives_the_same_entities(test_split, caplog):
     caplog.set_level(logging.INFO, logger="snugbert")
-    split = conll["test"]
+    split = replace(test_split, sentences=test_split.sentences[:1000])
     for scheme in SCHEMES:
         original = replace(split, sentences=[s._replace(tags=convert_tags(s.tags, scheme)) for s in split.sentences])
         converted = replace(original)
@@ -175,10 +180,10 @@ def test_bad_files(content, words, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_tags_without_types_are_entities(scheme, conll, caplog):
+def test_tags_without_types_are_entities(scheme, test_split, caplog):
     """The entities of CoNLL-2003 without their types, and no word that two types share as neighbors."""
     caplog.set_level(logging.INFO, logger="snugbert")
-    single = [re.sub("-.*", "-ENTITY", tag) for row in all_tags(conll["test"])[:500] for tag in [*row, "O"]]
+    single = [re.sub("-.*", "-ENTITY", tag) for row in all_tags(test_split)[:500] for tag in [*row, "O"]]
     bare = [tag[0] for tag in convert_tags(single, scheme)]
     split = TagSplit("test", "s", [Sentence(bare, bare, 1)], types=frozenset(bare))
     assert check_tags({"test": split}, "auto", "repair") == scheme + BARE

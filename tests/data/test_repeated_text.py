@@ -5,7 +5,7 @@ import json
 import logging
 import random
 from collections import Counter
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,11 @@ from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def documents(data_dir):
     """Articles of WikiText-2 with copies of lines and documents."""
     rng = random.Random(0)
-    articles = list(read_documents([data_dir / "wikitext2/valid.docs.txt.gz"]))[:12]
+    articles = [article[:12] for article in islice(read_documents([data_dir / "wikitext2/valid.docs.txt.gz"]), 12)]
     lines = list(chain.from_iterable(articles))
     for line, times in ((lines[3], 40), ("Yes .", 30), (lines[50], 20), (lines[51], 2)):
         for _ in range(times):

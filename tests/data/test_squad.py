@@ -17,8 +17,8 @@ from snugbert.tasks.task_arguments import SquadDataArguments
     ("name", "version_2", "sizes"),
     # Questions, paragraphs, questions without an answer.
     [
-        ("dev-v1.1", False, (10570, 2067, 0)),
-        ("train-v1.1-first44", False, (11877, 2429, 0)),
+        pytest.param("dev-v1.1", False, (10570, 2067, 0), marks=pytest.mark.slow),
+        pytest.param("train-v1.1-first44", False, (11877, 2429, 0), marks=pytest.mark.slow),
         ("dev-v2.0-half", True, (6078, 646, 3168)),
     ],
 )

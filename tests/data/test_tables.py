@@ -67,7 +67,7 @@ def test_a_header_without_separator_is_one_column(tmp_path, header):
         ("a.csv", "a (b, c);d\n1;2\n", "row 2: expected 2 columns, found 1. The separator is a comma. In .csv files,"),
         ("a.csv", "text,text,label\n", "a.csv: columns 1 and 2 are both called 'text'. Rename or remove one."),
         ("a.tsv", "id\ttext\tid\n", "a.tsv: columns 1 and 3 are both called 'id'"),
-        ("a.json", '[["a, b", "yes"]]', "In pandas: to_json(file, orient='records', lines=T"),
+        ("a.json", '[["a, b", "yes"]]', 'In pandas: to_json(file, orient="records", lines=T'),
     ],
 )
 def test_bad_tables(tmp_path, name, content, words):

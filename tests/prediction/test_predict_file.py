@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -84,7 +84,10 @@ def test_a_classifier_predicts_like_the_pipeline(checkpoint, tmp_path, family):
     for row, expected in zip(found, classify([row["text"] for row in rows]), strict=True):
         assert row["predicted_label"] == expected[0]["label"]
         assert row["probabilities"] == pytest.approx({each["label"]: each["score"] for each in expected}, abs=1e-5)
-    assert np.std([row["probabilities"]["LABEL_0"] for row in found]) > 0.001
+    exact = [row["probabilities"]["LABEL_0"] for row in found]
+    assert np.std(exact) > 0.001
+    rounded = predict(tmp_path, model, rows, "--bf16", "--overwrite_output_file")
+    assert exact != [row["probabilities"]["LABEL_0"] for row in rounded] == pytest.approx(exact, abs=0.05)
 
 
 def test_pairs_several_labels_and_numbers(checkpoint, tmp_path):
@@ -102,13 +105,12 @@ def test_pairs_several_labels_and_numbers(checkpoint, tmp_path):
         tokenizer.save_pretrained(folder / "model")
         (folder / "run").mkdir()
         found = predict(folder / "run", folder / "model", rows)
-        for row, expected in zip(found, logits, strict=True):
+        for row, expected in zip(found, logits.tolist(), strict=True):
             if problem == "regression":
-                assert row["predicted_label"] == pytest.approx(expected.tolist(), abs=1e-5)
+                assert row["predicted_label"] == pytest.approx(expected, abs=1e-5)
             else:
-                labels = [f"LABEL_{index}" for index in (expected > 0).nonzero()[:, 0].tolist()]
-                assert row["predicted_label"] == labels
-                assert list(row["probabilities"].values()) == pytest.approx(expected.sigmoid().tolist(), abs=1e-5)
+                assert row["predicted_label"] == [f"LABEL_{index}" for index in range(2) if expected[index] > 0]
+                assert list(row["probabilities"].values()) == pytest.approx(expit(expected).tolist(), abs=1e-5)
 
 
 @pytest.mark.usefixtures("rows_of_all_kinds")
@@ -242,8 +244,8 @@ def test_each_process_of_a_launcher_predicts_a_shard(checkpoint, tmp_path, monke
     assert used == [0, 1, 0]
     parts = [read(tmp_path / f"out-0000{rank}-of-00003.jsonl") for rank in range(3)]
     assert [len(part) for part in parts] == [13, 13, 14]
-    joined = [(row["text"], row["predicted_label"]) for part in parts for row in part]
-    assert joined == [(row["text"], row["predicted_label"]) for row in whole]
+    joined, whole = ([(row["text"], row["predicted_label"]) for row in rows] for rows in (sum(parts, []), whole))
+    assert joined == whole
 
 
 def test_an_output_that_another_process_writes_in_the_meantime_is_kept(checkpoint, tmp_path, monkeypatch):
@@ -278,15 +280,6 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
     assert [row["text"] for row in read(output)] == ["one", "two", "x", "tw\ufffd"]
 
 
-def test_bfloat16_changes_little(checkpoint, tmp_path):
-    rows = [{"text": text} for text in make_texts(8)]
-    exact = predict(tmp_path, checkpoint("ForSequenceClassification"), rows)
-    (tmp_path / "out.jsonl").unlink()
-    rounded = predict(tmp_path, checkpoint("ForSequenceClassification"), rows, "--bf16")
-    one, other = ([row["probabilities"]["LABEL_0"] for row in rows] for rows in (exact, rounded))
-    assert one != other == pytest.approx(one, abs=0.03)
-
-
 TEXT, TAGS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
 ROW = '{"text": "a"}'
 
@@ -299,29 +292,15 @@ ROW = '{"text": "a"}'
         (TEXT, "a.jsonl", '{"a": 1}', "", "'text' or column 'sentence'. Columns: 'a'. Set --"),
         (TEXT, "a.jsonl", ROW, "--text_column_names a,b,c", "this model reads 1 or 2 text columns, not 3"),
         (TEXT, "a.jsonl", ROW, "--text_column_names txt", "no column 'txt'. Columns: 'text'."),
-        (TEXT, "a.jsonl", '{"title": "a", "body": "b"}', "", "Columns: 'title', 'body'. Set --"),
         (TEXT, "a.jsonl", '{"text": "a", "probabilities": 1}', "", "'probabilities' would be overwritten"),
-        (TEXT, "a.jsonl", ROW, "--output_file a.csv", "must be a file that ends in .jsonl"),
         (TEXT, "a.csv", "a", "--output_file a.tsv", "must be a file that ends in .jsonl or, like the input,"),
-        (TEXT, "a.jsonl", ROW, "--shard 3/2", "--shard '3/2' must be i/n"),
-        (TEXT, "a.jsonl", ROW, "--input_file none.jsonl", "--input_file: none.jsonl: no such file."),
-        (TEXT, "a.jsonl", "", "", "has no rows."),
         (TEXT, "a.csv", "text,id\n", "", "has no rows."),
-        (
-            TEXT,
-            "a.jsonl",
-            '{"text": null}',
-            "--on_bad_text skip --text_column_names text",
-            "no rows that can be read",
-        ),
+        (TEXT, "a.jsonl", '{"text": null}', "--on_bad_text skip --text_column_names text", "no rows that can be read"),
         (TEXT, "a.csv", "größe,text\n1,a\n", "", "a.csv, line 1: not UTF-8"),
         (TEXT, "a.txt", "a text\n", "", "--input_file: only models that label tokens can read"),
-        (TAGS, "a.conll", "", "", "has no rows."),
-        (TAGS, "a.conll", "a O\nb\n", "", "a.conll, line 2: expected 2 columns as in line 1, found 1: 'b'"),
         (TAGS, "a.conll", "a O\n", "--text_column_names tokens", "columns of a CoNLL file have no names"),
         (TAGS, "a.conll", "ü O\n", "--on_bad_text skip", "a.conll, line 1: not UTF-8"),
         (ANSWERS, "a.csv", f"question,context\n{'a ' * 65},b", "", "row 2: the question has 65 tokens"),
-        (ANSWERS, "a.csv", "question,context\na," + "\u200b" * 300, "", "no words in column 'context'"),
         (ANSWERS, "a.csv", "question,context\na,b", "--max_seq_length 99 --doc_stride 95", "leaves 95 for the"),
     ],
 )

@@ -164,7 +164,7 @@ def test_commands_take_urls(tmp_path, bucket, monkeypatch, capsys):
     assert not Path("s3:").exists()
 
 
-def prepare_shard(vocab, pattern, output, shard, home, last):
+def prepare_shard(tokenizer, pattern, output, shard, home, last):
     """A machine of its own prepares one of six shards. It is killed after writing `last` blocks and files."""
     inputs.HF_HOME = home
     preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 500
@@ -180,19 +180,17 @@ def prepare_shard(vocab, pattern, output, shard, home, last):
 
     preparation._write_block = kill_after(preparation._write_block)
     part_files.upload = kill_after(part_files.upload)
-    tokenizer = snugbert.SnugBertTokenizer(vocab=str(vocab))
     write_parts(output, plan_parts(text_arguments(pattern), 6)[shard - 1 :: 6], tokenizer)
 
 
 @pytest.mark.slow
-def test_killed_shards_give_the_corpus_of_one_process(data_dir, tmp_path, tokenizer, bucket, monkeypatch):
+def test_killed_shards_give_the_corpus_of_one_process(tmp_path, tokenizer, bucket, monkeypatch):
     """Six shards at once. Most are killed after a random block or upload, and started again there or elsewhere."""
     write_text(bucket.folder / "text", count=9, sentences=60)
     pattern, url = f"{bucket.url}/text/*/*.txt", f"{bucket.url}/prepared"
     monkeypatch.setattr(preparation, "BLOCK_TOKENS", 500)
     monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 500)
     write_parts(tmp_path / "straight", plan_parts(text_arguments(pattern), 6), tokenizer)
-    vocab = data_dir / "vocab/bert-base-uncased-vocab.txt"
     unfinished, kills = list(range(1, 7)), 0
     for attempt in range(3):
         running = {}
@@ -200,7 +198,7 @@ def test_killed_shards_give_the_corpus_of_one_process(data_dir, tmp_path, tokeni
             rng = random.Random(f"{shard} {attempt}")
             home = str(tmp_path / f"machine {rng.randrange(3)}")
             last = rng.randrange(5) if attempt < 2 and rng.random() < 0.7 else None
-            running[shard] = forked.start(prepare_shard, vocab, pattern, url, shard, home, last)
+            running[shard] = forked.start(prepare_shard, tokenizer, pattern, url, shard, home, last)
         for shard, process in running.items():
             if process.wait() == 0:
                 unfinished.remove(shard)
