@@ -68,7 +68,7 @@ def test_torch_reports_a_full_disk_and_other_errors_pass():
         with explaining_failed_writes(Path("out"), "try again"):
             torch.save({"x": torch.ones(10**6)}, "/dev/full")
     for error in (Exception("other"), RuntimeError("other"), InputError("other"), KeyError("other")):
-        with pytest.raises(type(error), match="^'?other'?$"), explaining_failed_writes(Path("out"), "try again"):
+        with pytest.raises(type(error), match=r"^'?other'?$"), explaining_failed_writes(Path("out"), "try again"):
             raise error
 
 

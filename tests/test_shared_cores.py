@@ -98,4 +98,4 @@ def test_the_load_of_others_includes_children_and_excludes_the_process():
         child.kill()
     # Other tests may use the rest of the cores.
     assert used - 0.25 < others < len(cores) - own + 0.25
-    assert own > 0.3
+    assert own > 0.1

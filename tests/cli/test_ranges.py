@@ -19,13 +19,11 @@ from snugbert_cli import COMMANDS
     ("arguments", "name", "value", "message"),
     [
         (FineTuningArguments, "gradient_accumulation_steps", 0, "0 must be at least 1"),
-        (FineTuningArguments, "num_train_epochs", 0, "0 must be above 0"),
         (PretrainingArguments, "max_grad_norm", -1, "-1 must be at least 0"),
         (FineTuningArguments, "label_smoothing_factor", 1, "1 must be at least 0 and below 1"),
         (PretrainingArguments, "learning_rate", math.inf, "inf must be a finite number"),
         (PretrainingArguments, "adam_epsilon", math.nan, "nan must be a finite number"),
         (PretrainingArguments, "seed", 2**32, "4294967296 must be at least 0 and at most 4294967295"),
-        (PretrainingDataArguments, "max_eval_samples", 0, "0 must be at least 1"),
         (PretrainingDataArguments, "validation_split_percentage", 100, "100 must be at least 1 and at most 99"),
     ],
 )

@@ -24,14 +24,12 @@ def test_a_region_has_the_rules_of_its_language(code, number):
 @pytest.mark.parametrize(
     ("given", "stored", "chosen"),
     [
-        ("de", [None], "de"),
         (None, [None, "de"], "de"),
         ("pt-br", ["pt"], "pt-br"),  # a region contradicts nothing
         (None, ["zh-hans", "zh"], "zh-hans"),
         ("de", ["mul"], "de"),  # neither do several languages
         (None, ["mul", "de"], "de"),
         ("de", [None, "en"], "the language is de in --language, but en in the file 1. Change one: the flag "),
-        ("mul", ["de"], "the language is mul in --language, but de in the file 0. "),
         ("de", ["de", "fr"], "the language is de in --language, but fr in the file 1. "),
         (None, ["de", "en"], "the language is de in the file 0, but en in the file 1. "),
     ],
@@ -129,12 +127,7 @@ def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkp
 def test_a_corpus_of_lines_stores_its_language_only_if_it_is_known(tmp_path):
     (tmp_path / "text.txt").write_text("Ein Satz.\nNoch einer.\n")
     tokenizer = snugbert.SnugBertTokenizer({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, ".": 5})
-    languages = {}
-    for given in (None, "de"):
-        folder = tmp_path / str(given)
-        options = {"lines_are_sentences": True, "language": given, "show_progress": False}
-        corpus = prepare_corpus(tmp_path / "text.txt", tokenizer, folder, **options)
-        assert corpus.settings["language"] is None and corpus.settings["sentence_splitter"] is None
-        languages[given] = corpus.language
-    assert languages == {None: None, "de": "de"}
-    assert prepare_corpus(tmp_path / "text.txt", tokenizer, tmp_path / "x", show_progress=False).language == "en"
+    for name, lines, given, stored in (("a", True, None, None), ("b", True, "de", "de"), ("c", False, None, "en")):
+        options = {"lines_are_sentences": lines, "language": given, "show_progress": False}
+        corpus = prepare_corpus(tmp_path / "text.txt", tokenizer, tmp_path / name, **options)
+        assert corpus.language == stored and (corpus.settings["sentence_splitter"] is None) == lines

@@ -146,6 +146,8 @@ def test_rows_that_cannot_be_filled_are_refused():
 
 
 IDS = {"input_ids": [5, 6, 7]}
+
+
 @pytest.mark.parametrize(
     ("features", "words"),
     [

@@ -59,8 +59,7 @@ def test_the_report_equals_a_plain_count(documents, tmp_path, tokenizer, small_b
     file = write(tmp_path / "text.txt", [[f"  {line}\t" for line in document] for document in documents])
     prepare(tmp_path / "corpus", tokenizer, file)
     report = read_report(tmp_path / "corpus")
-    lines = Counter(chain.from_iterable(documents))
-    whole = Counter(map(tuple, documents))
+    lines, whole = Counter(chain.from_iterable(documents)), Counter(map(tuple, documents))
     assert (report.lines, report.copied_lines) == (lines.total(), lines.total() - len(lines))
     assert (report.documents, report.copied_documents) == (whole.total(), whole.total() - len(whole))
     assert report.characters == sum(len(line) * times for line, times in lines.items())
@@ -115,7 +114,6 @@ def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch)
         followed = [document for _, document in report.follow(enumerate(documents))]
         assert followed == (leave_out(documents, what) if what else documents)
         assert report.is_complete == bool(what)
-        assert ("Only the text up to 50 different lines was counted" in str(report)) != bool(what)
 
 
 def test_pretrain_reports_it_also_from_the_cache(documents, tmp_path, tokenizer, caplog):
@@ -132,11 +130,12 @@ def test_pretrain_reports_it_also_from_the_cache(documents, tmp_path, tokenizer,
     assert len(held_out) > 10 and sum(map(len, train & held_out)) < 100  # only short sentences
 
 
+@pytest.mark.slow
 def test_the_guide_finds_near_duplicates(data_dir, tmp_path, monkeypatch):
     """Copies with one word in a hundred left out. No other document is removed."""
     pytest.importorskip("datasketch")
     monkeypatch.chdir(tmp_path)
-    documents = list(read_documents([data_dir / "wiki_en/train.txt.gz"]))[:25]
+    documents = list(islice(read_documents([data_dir / "wiki_en/train.txt.gz"]), 25))
     rng = random.Random(0)
     for document in documents[:10]:
         documents.append([" ".join(word for word in line.split() if rng.random() > 0.01) for line in document])

@@ -88,22 +88,29 @@ def test_bf16_gives_nearly_the_same_scores(folder):
 
 
 def test_errors(folder, capsys):
-    def error(*argv) -> str:
-        assert evaluate(folder, *argv) == 2
-        return capsys.readouterr().err.removeprefix("snugbert evaluate: error: ")
-
     model = ["--model_name_or_path", folder / "model"]
-    assert "--config_name (random weights) cannot be combined with" in error(*model, "--config_name", "tiny")
+    card = folder / "model/README.md"
+    long = folder / "pairs/long.jsonl"
     (folder / "out").mkdir()
-    (folder / "out/results.json").write_text("{}")
-    assert "already contains results" in error(*model, "--output_dir", folder / "out")
-    (folder / "model/README.md").write_text("---\n[\n---\n")
-    assert "README.md is invalid" in error(*model, "--update_card")
-    (folder / "model/README.md").unlink()
-    assert "README.md. Remove the flag, or create the card first." in error(*model, "--update_card")
-    long = json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511})
-    (folder / "pairs/long.jsonl").write_text(f"{long}\n")
-    assert "long.jsonl, row 1: expected a sentence of at least one word and at most 512 tokens" in error(*model)
-    assert "(the model's limit), found 513 tokens. Remove the pair." in error(*model)
+    for file, text, flags, words in (
+        (None, "", ["--config_name", "tiny"], "--config_name (random weights) cannot be combined with"),
+        (folder / "out/results.json", "{}", ["--output_dir", folder / "out"], "already contains results"),
+        (card, "---\n[\n---\n", ["--update_card"], "README.md is invalid"),
+        (
+            long,
+            json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511}),
+            [],
+            "long.jsonl, row 1: expected",
+        ),
+    ):
+        if file is not None:
+            file.write_text(text)
+        assert evaluate(folder, *model, *flags) == 2
+        error = capsys.readouterr().err
+        assert words in error
+    assert "at most 512 tokens (the model's limit), found 513 tokens. Remove the pair." in error
+    card.unlink()
+    assert evaluate(folder, *model, "--update_card") == 2
+    assert "README.md. Remove the flag, or create the card first." in capsys.readouterr().err
     assert main(["evaluate", *map(str, model)]) == 2
     assert "no data. Pass --pairs_file, --validation_file, or both." in capsys.readouterr().err

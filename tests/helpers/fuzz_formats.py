@@ -157,7 +157,9 @@ def read_embedder(folder: Path, mutated: Path) -> None:
 
 def write_yaml(folder: Path) -> None:
     files = f"train_file: [{folder}/flags.yaml, {folder}/*.yaml]"
-    (folder / "flags.yaml").write_text(f"tokenizer_name: {folder}\n{files}\nlanguage: en\npreprocessing_num_workers: 3\n")
+    (folder / "flags.yaml").write_text(
+        f"tokenizer_name: {folder}\n{files}\nlanguage: en\npreprocessing_num_workers: 3\n"
+    )
 
 
 def read_yaml(folder: Path, mutated: Path) -> None:

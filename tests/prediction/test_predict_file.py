@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import family_checkpoints
@@ -63,9 +63,8 @@ def write_rows(file: Path, rows: list[dict]) -> Path:
 
 def predict(tmp_path: Path, model: Path, rows: list[dict], *arguments: str) -> list[dict]:
     source, output = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out.jsonl"
-    files = ["--input_file", str(source), "--output_file", str(output)]
+    files = ["--input_file", str(source), "--output_file", str(output), "--overwrite_output_file"]
     assert main(["predict", "--model_name_or_path", str(model), *files, *arguments]) == 0
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.jsonl", "rows.jsonl"]
     return read(output)
 
 
@@ -86,7 +85,8 @@ def test_a_classifier_predicts_like_the_pipeline(checkpoint, tmp_path, family):
         assert row["probabilities"] == pytest.approx({each["label"]: each["score"] for each in expected}, abs=1e-5)
     exact = [row["probabilities"]["LABEL_0"] for row in found]
     assert np.std(exact) > 0.001
-    rounded = predict(tmp_path, model, rows, "--bf16", "--overwrite_output_file")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.jsonl", "rows.jsonl"]
+    rounded = predict(tmp_path, model, rows, "--bf16")
     assert exact != [row["probabilities"]["LABEL_0"] for row in rounded] == pytest.approx(exact, abs=0.05)
 
 
@@ -98,13 +98,11 @@ def test_pairs_several_labels_and_numbers(checkpoint, tmp_path):
     inputs = tokenizer(*([row[name] for row in rows] for name in rows[0]), padding=True, return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs).logits
+    tokenizer.save_pretrained(tmp_path / "model")
     for problem in ("multi_label_classification", "regression"):
-        folder = tmp_path / problem
         model.config.problem_type = problem
-        model.save_pretrained(folder / "model")
-        tokenizer.save_pretrained(folder / "model")
-        (folder / "run").mkdir()
-        found = predict(folder / "run", folder / "model", rows)
+        model.save_pretrained(tmp_path / "model")
+        found = predict(tmp_path, tmp_path / "model", rows)
         for row, expected in zip(found, logits.tolist(), strict=True):
             if problem == "regression":
                 assert row["predicted_label"] == pytest.approx(expected, abs=1e-5)
@@ -128,7 +126,6 @@ def test_words_and_texts_are_tagged_like_the_pipeline(checkpoint, tmp_path):
         assert all(row["text"][each["start"] : each["end"]] == each["text"] for each in row["entities"])
     assert sum(len(row["entities"]) for row in found) > len(texts)
 
-    (tmp_path / "out.jsonl").unlink()
     words = [{"tokens": text.replace(",", " ,").split()} for text in texts] + [{"tokens": WORDS * 30}]
     tagged = predict(tmp_path, model, words)
     assert [len(row["predicted_tags"]) for row in tagged] == [len(row["tokens"]) for row in words]
@@ -149,7 +146,6 @@ def test_questions_and_choices(checkpoint, tmp_path, monkeypatch):
         expected = answerer(question=row["question"], context=row["context"])
         assert row["answer"] == expected["answer"] and row["score"] == pytest.approx(expected["score"], abs=1e-5)
 
-    (tmp_path / "out.jsonl").unlink()
     model = checkpoint("ForMultipleChoice")
     rows = [{"text": text, "choices": texts[: 2 + index % 3]} for index, text in enumerate(texts)]
     stock = transformers.BertForMultipleChoice.from_pretrained(model)
@@ -168,17 +164,13 @@ def test_embeddings_and_scores_equal_sentence_transformers(checkpoint, tmp_path)
     model = SentenceTransformer(modules=[encoder, pooling, Normalize()], prompts={"query": "who is "})
     model.save_pretrained(str(tmp_path / "encoder"))
     texts = make_texts()
-    run = tmp_path / "run"
-    run.mkdir()
-    found = predict(run, tmp_path / "encoder", [{"text": text} for text in texts], "--prompt_name", "query")
+    found = predict(tmp_path, tmp_path / "encoder", [{"text": text} for text in texts], "--prompt_name", "query")
     embeddings = np.array([row["embedding"] for row in found], np.float32)
     np.testing.assert_allclose(embeddings, model.encode(texts, prompt_name="query"), atol=1e-5)
 
     reranker = CrossEncoder(str(checkpoint("ForSequenceClassification", num_labels=1)))
     reranker.save_pretrained(str(tmp_path / "reranker"))
-    (run / "out.jsonl").unlink()
-    pairs = [{"query": texts[0], "text": text} for text in texts]
-    found = predict(run, tmp_path / "reranker", pairs)
+    found = predict(tmp_path, tmp_path / "reranker", [{"query": texts[0], "text": text} for text in texts])
     expected = CrossEncoder(str(tmp_path / "reranker")).predict([(texts[0], text) for text in texts])
     assert [row["score"] for row in found] == pytest.approx(expected.tolist(), abs=1e-5)
 
@@ -244,7 +236,7 @@ def test_each_process_of_a_launcher_predicts_a_shard(checkpoint, tmp_path, monke
     assert used == [0, 1, 0]
     parts = [read(tmp_path / f"out-0000{rank}-of-00003.jsonl") for rank in range(3)]
     assert [len(part) for part in parts] == [13, 13, 14]
-    joined, whole = ([(row["text"], row["predicted_label"]) for row in rows] for rows in (sum(parts, []), whole))
+    joined, whole = ([(row["text"], row["predicted_label"]) for row in rows] for rows in (chain(*parts), whole))
     assert joined == whole
 
 
@@ -257,20 +249,14 @@ def test_an_output_that_another_process_writes_in_the_meantime_is_kept(checkpoin
 
 
 def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, caplog):
-    model = checkpoint("ForSequenceClassification")
     source, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
-    lines = [
-        *('{"text": "one"}', "not JSON", '{"text": null}', '{"text": "\\ud83d"}', ""),
-        '{"text": "two", "id": 5}',
-        '{"text": "x", "n": NaN}',
-        '{"text": "tw\xff"}',
-    ]
+    lines = ['{"text": "one"}', "not JSON", '{"text": null}', '{"text": "\\ud83d"}', "", '{"text": "two", "id": 5}']
+    lines += ['{"text": "x", "n": NaN}', '{"text": "tw\xff"}']
     source.write_text("\n".join(lines), encoding="latin-1")
-    arguments = ["predict", "--model_name_or_path", str(model), "--input_file", str(source)]
-    arguments += ["--output_file", str(output)]
+    arguments = ["predict", "--model_name_or_path", str(checkpoint("ForSequenceClassification"))]
+    arguments += ["--input_file", str(source), "--output_file", str(output)]
     assert main(arguments) == 2
-    assert "rows.jsonl, row 2: not JSON" in capsys.readouterr().err
-    assert not list(tmp_path.glob("out*"))
+    assert "rows.jsonl, row 2: not JSON" in capsys.readouterr().err and not list(tmp_path.glob("out*"))
     assert main([*arguments, "--on_bad_text", "skip"]) == 0
     assert [row["text"] for row in read(output)] == ["one", "two", "x"]
     assert read(output)[-1]["n"] is None  # JSON has no NaN

@@ -11,16 +11,8 @@ from snugbert.prediction.predictor import Predictor, QuestionAnswerer
 WORDS = "who wrote it when was the book written by ada byron in 1843 london ? , . ##s".split()
 VOCABULARY = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
 TEXT = "The books, written by Ada  Byron in London. In 1843 it was the book."
-SMALL = {
-    "vocab_size": len(VOCABULARY),
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 48,
-}
-
-
+SMALL = {"vocab_size": len(VOCABULARY), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL |= {"intermediate_size": 48, "max_position_embeddings": 48}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -45,10 +37,9 @@ def handmade(starts: dict[str, float], ends: dict[str, float]) -> SnugBertForQue
     return model
 
 
-def random_model(model_class: type, config_class: type, seed: int = 0, **config: int) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    model = model_class(config_class(**(SMALL | config), initializer_range=0.5))
-    return model.eval()
+def random_model(model_class: type, config_class: type) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return model_class(config_class(**SMALL, initializer_range=0.5)).eval()
 
 
 def test_answers_of_a_handmade_model(tokenizer):
@@ -60,8 +51,7 @@ def test_answers_of_a_handmade_model(tokenizer):
     assert answer["answer"] == TEXT[answer["start"] : answer["end"]]
     best = answerer(question="Who wrote it?", context=TEXT, top_k=4)
     assert [found["answer"] for found in best] == ["Ada  Byron", "Ada  Byron in London", "London", "Ada"]
-    assert answer == best[0]
-    assert [found["score"] for found in best] == sorted((found["score"] for found in best), reverse=True)
+    assert best[0] == answer and best == sorted(best, key=lambda found: -found["score"])
     assert answerer(question="Who wrote it?", context=TEXT, max_answer_len=1)["answer"] == "London"
     assert [len(answerer("Who?", "Ada Byron.", top_k=k)) for k in (2, 6, 50)] == [2, 6, 6]
 

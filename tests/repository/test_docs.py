@@ -127,7 +127,10 @@ def test_the_reference_has_every_file_of_an_output_folder():
 def test_the_readme_is_short_and_names_every_command():
     readme = PAGES["README.md"]
     assert len(readme.splitlines()) <= 150
-    assert re.findall(r"^make (\w+)", "".join(read_code("README.md", "bash")), flags=re.MULTILINE)[:2] == ["demo", "test"]
+    assert re.findall(r"^make (\w+)", "".join(read_code("README.md", "bash")), flags=re.MULTILINE)[:2] == [
+        "demo",
+        "test",
+    ]
     section = re.search(r"^## Your own text in seven commands$(.*?)^## ", readme, flags=re.DOTALL | re.MULTILINE)[1]
     commands = re.findall(r"^snugbert (\w+) ", section, flags=re.MULTILINE)
     assert commands == ["vocabulary", "pretrain", "glue", "squad", "ner", "predict", "export"]

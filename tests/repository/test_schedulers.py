@@ -36,14 +36,9 @@ PROGRAMS = {
 
 
 def run(folder, command, variables, statuses=(0,), time_left="1:23:45"):
-    """Runs a script with programs that note their arguments.
+    """Runs a script with programs that note their arguments. `statuses` are the exit statuses of its tries.
 
-    Args:
-        statuses: the exit status of each try.
-        time_left: the time that Slurm still gives the job.
-
-    Returns:
-        The exit status, the shutdown timeout and the arguments of each torchrun, and whether the job was requeued.
+    Returns the exit status, the arguments of each torchrun after its shutdown timeout, and whether it was requeued.
     """
     for name, text in PROGRAMS.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}")
@@ -59,7 +54,9 @@ def run(folder, command, variables, statuses=(0,), time_left="1:23:45"):
 
 
 def list_slurm_jobs():
-    first, last = re.search(r"^#SBATCH --array=(\d+)-(\d+)%", (EXAMPLES / "prepare_slurm.sh").read_text(), re.M).groups()
+    first, last = re.search(
+        r"^#SBATCH --array=(\d+)-(\d+)%", (EXAMPLES / "prepare_slurm.sh").read_text(), re.M
+    ).groups()
     # As with `sbatch --array=7`, which starts a lost shard again.
     variables = {"SLURM_ARRAY_TASK_COUNT": 1, "SLURM_ARRAY_TASK_MIN": 7, "SLURM_CPUS_PER_TASK": 16}
     command = ["bash", EXAMPLES / "prepare_slurm.sh"]
@@ -95,14 +92,6 @@ def run_slurm_job(folder, machines=2, restarts=0, seconds=0, **more):
     if restarts:
         variables["SLURM_RESTART_COUNT"] = restarts
     return run(folder, ["bash", EXAMPLES / "pretrain_slurm.sh", "--max_steps", "9"], variables, **more)
-
-
-def read_job_set():
-    job_set = yaml.safe_load((EXAMPLES / "pretrain_kubernetes.yaml").read_text())
-    (jobs,) = job_set["spec"]["replicatedJobs"]
-    pod = jobs["template"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    return job_set, jobs, pod, container
 
 
 def read_command(command, folder, monkeypatch):
@@ -160,7 +149,10 @@ def test_slurm_tries_again(tmp_path, job, expected):
 
 @pytest.mark.parametrize("machines", [1, 2])
 def test_kubernetes_starts_all_machines_together(tmp_path, monkeypatch, machines):
-    job_set, jobs, pod, container = read_job_set()
+    job_set = yaml.safe_load((EXAMPLES / "pretrain_kubernetes.yaml").read_text())
+    (jobs,) = job_set["spec"]["replicatedJobs"]
+    job = jobs["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
     constant = {variable["name"]: variable["value"] for variable in container["env"]}
     for index in range(machines):
         variables = constant | {"MACHINES": machines, "JOB_COMPLETION_INDEX": index}
@@ -170,8 +162,8 @@ def test_kubernetes_starts_all_machines_together(tmp_path, monkeypatch, machines
         name = job_set["metadata"]["name"]  # JobSet gives this address to the first pod
         assert launch.master_addr == f"{name}-{jobs['name']}-0-0.{name}"
         assert {"s3://bucket/prepared", "s3://bucket/base"} < set(launch.training_script_args)
-    job = jobs["template"]["spec"]
     assert job["completions"] == job["parallelism"] == int(constant["MACHINES"]) == 2
     assert job["completionMode"] == "Indexed" and job_set["spec"]["failurePolicy"]["maxRestarts"] > 0
+    pod = job["template"]["spec"]
     assert job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"  # otherwise, pods restart one by one
     assert int(constant["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]

@@ -219,7 +219,9 @@ def to_text(tokenizer, text):
         (["--do_lower_case", "--strip_accents", "false"], "schon schön", "schon schön", "Accents: kept."),
     ],
 )
-def test_other_languages_than_english_keep_case_and_accents(flags, expected, byte_level, printed, german, tmp_path, capsys):
+def test_other_languages_than_english_keep_case_and_accents(
+    flags, expected, byte_level, printed, german, tmp_path, capsys
+):
     for kind in KINDS:
         tokenizer = learn(tmp_path / kind, german, "--model", kind, *flags)
         assert to_text(tokenizer, "Schon schön") == (byte_level if kind == "byte-bpe" else expected), kind

@@ -20,8 +20,8 @@ from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
-from snugbert.files import holds_lock
 from snugbert.evaluation.held_out_text import count_characters
+from snugbert.files import holds_lock
 from snugbert.storage import inputs
 from snugbert.storage import urls as remote_files
 from snugbert.trainers.pretraining.corpora import list_sources, load_corpora
@@ -93,12 +93,11 @@ def test_a_text_without_version_is_read_again(tmp_path, tokenizer, bucket, monke
     """Some web servers send neither a checksum nor a time. The size stays the same."""
     read_entry = remote_files._read_entry
     monkeypatch.setattr(remote_files, "_read_entry", lambda *facts: read_entry(*facts)._replace(version=""))
-    file = bucket.folder / "text.txt"
-    file.write_text("A text of some words.\n" * 3)
-    before = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt"))
-    file.write_text("B text of some words.\n" * 3)
-    after = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt", replace=True))
-    assert before != after
+    contents = []
+    for letter in "ab":
+        (bucket.folder / "text.txt").write_text(f"{letter} text of some words.\n" * 3)
+        contents.append(content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt", replace=True)))
+    assert contents[0] != contents[1]
 
 
 def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucket, monkeypatch):
@@ -188,8 +187,8 @@ def test_killed_shards_give_the_corpus_of_one_process(tmp_path, tokenizer, bucke
     """Six shards at once. Most are killed after a random block or upload, and started again there or elsewhere."""
     write_text(bucket.folder / "text", count=9, sentences=60)
     pattern, url = f"{bucket.url}/text/*/*.txt", f"{bucket.url}/prepared"
-    monkeypatch.setattr(preparation, "BLOCK_TOKENS", 500)
-    monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 500)
+    for name in ("BLOCK_TOKENS", "BATCH_CHARACTERS"):
+        monkeypatch.setattr(preparation, name, 500)
     write_parts(tmp_path / "straight", plan_parts(text_arguments(pattern), 6), tokenizer)
     unfinished, kills = list(range(1, 7)), 0
     for attempt in range(3):
