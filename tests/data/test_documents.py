@@ -63,40 +63,35 @@ def test_each_file_is_found_once(tmp_path, bucket):
 
 def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path):
     file = tmp_path / "text.jsonl"
-    lines = [b'{"text": "fine"}', b'{"text": "b\xffd"}', b'{"text": "cut', b"[1]", b'{"body": "x"}', b'{"text": 5}']
-    lines += [b'{"text": null}']
-    file.write_bytes(b"\n".join([*lines, b'{"text": "end"}']))
-    problems = ["line 2: not UTF-8", "row 3: not JSON", "row 4: expected a JSON object, found a list"]
-    problems += ["row 5: no column 'text'. Columns: 'body'", "row 6: expected text in column 'text', found int."]
-    problems += ["row 7: expected text in column 'text', found null."]
-    with pytest.raises(InputError, match=f"{file}, {problems[0]}.* To continue, set --on_bad_text skip or replace."):
-        list(read_documents([file], log=ReadingLog("error")))
+    bad = {
+        b'{"text": "b\xffd"}': "line 2: not UTF-8",
+        b'{"text": "cut': "row 3: not JSON",
+        b"[1]": "row 4: expected a JSON object, found a list",
+        b'{"body": "x"}': "row 5: no column 'text'. Columns: 'body'",
+        b'{"text": 5}': "row 6: expected text in column 'text', found int.",
+        b'{"text": null}': "row 7: expected text in column 'text', found null.",
+    }
+    for number, (row, problem) in enumerate(bad.items(), start=1):
+        file.write_bytes(b'{"text": ""}\n' * number + row)
+        with pytest.raises(InputError, match=f"{file}, {problem}.* To continue, set --on_bad_text skip"):
+            list(read_documents([file], log=ReadingLog("error")))
+    file.write_bytes(b"\n".join([b'{"text": "fine"}', *bad, b'{"text": "end"}']))
     log = ReadingLog("skip")
     assert list(read_documents([file], log=log)) == [["fine"], ["end"]]
-    assert (log.left_out, log.repaired) == (len(problems), 0)
-    assert f"The first: {file}, {problems[0]}" in log.summarize()
+    assert (log.left_out, log.repaired) == (6, 0) and f"The first: {file}, line 2: not UTF-8" in log.summarize()
     log = ReadingLog("replace")
     assert list(read_documents([file], log=log)) == [["fine"], ["b\ufffdd"], ["end"]]
-    assert (log.left_out, log.repaired) == (len(problems) - 1, 1)
-    for number, problem in enumerate(problems, start=1):
-        file.write_bytes(b'{"text": ""}\n' * number + lines[number])
-        with pytest.raises(InputError, match=f"{problem}.*--on_bad_text skip"):
-            list(read_documents([file], log=ReadingLog("error")))
+    assert (log.left_out, log.repaired) == (5, 1)
 
 
 def test_null_is_bad_text_in_parquet_and_in_datasets(tmp_path):
     """Empty texts are only empty documents."""
-    data = datasets.Dataset.from_dict({"text": ["one", None, "", "two"]})
     (tmp_path / "data").mkdir()
-    data.to_parquet(tmp_path / "data/text.parquet")
+    file = tmp_path / "data/text.parquet"
+    datasets.Dataset.from_dict({"text": ["one", None, "", "two"]}).to_parquet(file)
     text = TextArguments(dataset_name=str(tmp_path / "data"))
-    for read in (
-        lambda log: read_documents([tmp_path / "data/text.parquet"], log=log),
-        lambda log: read_dataset_documents(text, log),
-    ):
-        with pytest.raises(
-            InputError, match=r", row 2: expected text in column 'text', found null\. To continue, set"
-        ):
+    for read in (lambda log: read_documents([file], log=log), lambda log: read_dataset_documents(text, log)):
+        with pytest.raises(InputError, match=r", row 2: expected text in column 'text', found null\. To continue, s"):
             list(read(ReadingLog("error")))
         log = ReadingLog("skip")
         assert list(read(log)) == [["one"], ["two"]] and log.left_out == 1

@@ -92,14 +92,12 @@ def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkp
         assert snugbert_command(list(arguments)) == status
         return "".join(capsys.readouterr())
 
-    printed = command("vocabulary", "--language", "de", *text, "--vocab_size", "200", "--output_dir", "tok")
-    assert "Add --language" not in printed
+    command("vocabulary", "--language", "de", *text, "--vocab_size", "200", "--output_dir", "tok")
     tokenizer = AutoTokenizer.from_pretrained("tok")
     command("prepare", "--tokenizer_name", "tok", *text, "--output_dir", "corpus")
     corpus = open_corpus("corpus", tokenizer)
     assert (corpus.language, corpus.num_sentences) == ("de", 120)
     assert prepare_corpus("train.txt", tokenizer, "in_python", show_progress=False).digest == corpus.digest
-
     new = ["--tokenizer_name", "tok", "--config_name", "tiny", "--config_overrides", sizes]
     command("pretrain", *new, "--corpus", "corpus", *held_out, *run, "pretrained")
     (dev,) = Path("cache/snugbert").iterdir()

@@ -25,13 +25,11 @@ from snugbert.tasks.task_arguments import SquadDataArguments
 def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, data_dir):
     loaded = []
     for form in ("json", "jsonl"):
-        file = str(data_dir / "squad" / f"{name}.{form}.gz")
-        split = {"train_file": [file]} if name.startswith("train") else {"validation_file": file}
-        arguments = SquadDataArguments(**split, version_2_with_negative=version_2)
+        arguments = {"validation_file": str(data_dir / "squad" / f"{name}.{form}.gz")}
+        arguments = SquadDataArguments(**arguments, version_2_with_negative=version_2)
         (questions,) = load_questions(arguments, None).values()
-        loaded.append(
-            [question._replace(source="", row="", is_impossible=False) for question in questions]
-        )  # flat files have no is_impossible
+        # Flat files have no is_impossible.
+        loaded.append([question._replace(source="", row="", is_impossible=False) for question in questions])
     nested, flat = loaded
     assert sorted(nested) == sorted(flat)
     columns = [{getattr(question, name) for question in nested} for name in ("id", "context")]

@@ -48,9 +48,8 @@ def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_dropout_prob": 0, "eos_token_id": 0}))
 
     def load(overrides):
-        args = ModelArguments(
-            model_name_or_path=str(tmp_path), attn_implementation="eager", config_overrides=overrides
-        )
+        args = ModelArguments(model_name_or_path=str(tmp_path), config_overrides=overrides)
+        args.attn_implementation = "eager"
         return load_masked_model(args)[0].config
 
     config = load("layer_norm_eps=0.5,hidden_dropout_prob=0.1")

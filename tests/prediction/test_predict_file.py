@@ -227,12 +227,10 @@ def test_each_process_of_a_launcher_predicts_a_shard(checkpoint, tmp_path, monke
     monkeypatch.setattr(run, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "set_device_index", used.append)
-    files = ["--input_file", str(tmp_path / "rows.jsonl"), "--output_file", str(tmp_path / "out.jsonl")]
-    files += ["--max_seq_length", "32"]
     for rank in range(3):
         for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 3}.items():
             monkeypatch.setenv(name, str(value))
-        assert main(["predict", "--model_name_or_path", str(model), *files]) == 0
+        predict(tmp_path, model, rows, "--max_seq_length", "32")
     assert used == [0, 1, 0]
     parts = [read(tmp_path / f"out-0000{rank}-of-00003.jsonl") for rank in range(3)]
     assert [len(part) for part in parts] == [13, 13, 14]

@@ -1,7 +1,6 @@
 """The examples of docs/reference/python-api.md run, with tiny models and small datasets."""
 
 import json
-import random
 import re
 import warnings
 from pathlib import Path
@@ -30,35 +29,30 @@ def write_models(folder: Path) -> None:
         snugbert.SnugBertForMaskedLM(config).save_pretrained(folder / name)
 
 
-def choices(number: int) -> Dataset:
-    rows = sentences(2 * number, seed=number)  # cheerful and gloomy in turn
-    pairs = [[row["sentence"] for row in rows[index : index + 2]] for index in range(0, len(rows), 2)]
-    examples = [
-        {"text": "good", "choices": pair[::-1] if index % 3 else pair, "label": int(index % 3 > 0)}
-        for index, pair in enumerate(pairs)
-    ]
-    return Dataset.from_list(examples)
-
-
 def reviews(number: int) -> Dataset:
     """Returns sentences with class labels, as datasets on the Hub have them."""
     return Dataset.from_list(sentences(number, seed=number)).cast_column("label", ClassLabel(names=list(WORDS)))
 
 
+def texts(number: int) -> list[str]:
+    return [row["sentence"] for row in sentences(number, seed=number)]
+
+
+def choices(number: int) -> Dataset:
+    pairs = zip(texts(number), texts(number)[::-1], strict=True)
+    return Dataset.from_list([{"text": "good", "choices": [*pair], "label": 0} for pair in pairs])
+
+
 def tagged_sentences(number: int) -> Dataset:
-    rows = [sentence["sentence"].split() for sentence in sentences(number, seed=number)]
+    rows = [text.split() for text in texts(number)]
     tags = [["B-GOOD" if word in WORDS["cheerful"] else "O" for word in row] for row in rows]
     return Dataset.from_dict({"tokens": rows, "ner_tags": tags})
 
 
 def questions(number: int) -> Dataset:
-    rows = []
-    for index, row in enumerate(sentences(number, seed=number)):
-        context = row["sentence"]
-        word = random.Random(index).choice(context.split())
-        answers = {"text": [word], "answer_start": [f" {context} ".index(f" {word} ")]}
-        rows.append({"id": str(index), "context": context, "question": "a story?", "answers": answers})
-    return Dataset.from_list(rows)
+    answers = [{"text": [text.split()[0]], "answer_start": [0]} for text in texts(number)]
+    columns = {"id": [*map(str, range(number))], "context": texts(number), "question": ["a story?"] * number}
+    return Dataset.from_dict(columns | {"answers": answers})
 
 
 def run_examples(names: dict, chosen) -> None:

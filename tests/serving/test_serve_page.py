@@ -12,7 +12,6 @@ import onnx
 import pytest
 from safetensors import safe_open
 from scipy.special import softmax
-from sentence_transformers import CrossEncoder, SentenceTransformer
 from serving_page import TEXTS, example
 from transformers import pipeline
 
@@ -51,18 +50,6 @@ def test_openvino_embeds_like_the_model(run_example, embeddings):
     found = run_example("OpenVINO", '["A plane is taking off.", "Hi."]')["embeddings"]
     found /= np.linalg.norm(found, axis=1, keepdims=True)
     np.testing.assert_allclose(found, embeddings, atol=1e-5)
-
-
-def test_the_stock_folder_works_in_the_newest_sentence_transformers(exports, embeddings):
-    original, model = (SentenceTransformer(str(exports / name)) for name in ("encoder", "encoder-bert"))
-    np.testing.assert_allclose(model.encode(TEXTS), embeddings, atol=1e-5)
-    assert (model.prompts, model.max_seq_length) == (original.prompts, 128) and len(model) == 3
-    query = original.encode(TEXTS, prompt_name="query")
-    np.testing.assert_allclose(model.encode(TEXTS, prompt_name="query"), query, atol=1e-5)
-    pairs = [(TEXTS[0], text) for text in TEXTS]
-    expected = CrossEncoder(str(exports / "reranker")).predict(pairs)
-    np.testing.assert_allclose(CrossEncoder(str(exports / "reranker-bert")).predict(pairs), expected, atol=1e-5)
-    assert 0 < expected.min() < expected.max() < 1  # after the sigmoid
 
 
 def read(file):
