@@ -22,7 +22,7 @@ from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.data.documents import read_documents
-from snugbert.families.loading import load_tokenizer
+from snugbert.families.loading import check_ids, load_tokenizer
 from snugbert.families.reading import read_checkpoint as read_checkpoint_to_convert
 from snugbert.families.sentence_transformers_files import copy_files
 from snugbert.families.weight_files import read_weights
@@ -203,6 +203,7 @@ def write_tokenizers(folder: Path) -> None:
 
 def read_tokenizer(folder: Path, mutated: Path) -> None:
     tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=str(mutated.parent)))
+    check_ids(tokenizer, str(mutated.parent))
     ids = np.concatenate(tokenizer(make_texts(4), truncation=True, max_length=8)["input_ids"])
     assert len(ids) and 0 <= ids.min() and ids.max() < len(tokenizer), "a token is outside the vocabulary"
 

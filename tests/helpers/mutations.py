@@ -1,7 +1,6 @@
 """Changes files as damage or an attacker would, by a seed: bytes, text, values, headers and compressed content."""
 
 import contextlib
-import copy
 import gzip
 import io
 import json
@@ -35,11 +34,16 @@ def mutate(data: bytes, name: str, rng: random.Random) -> bytes:
     """Returns the changed content of a file. Its suffix decides which changes are possible besides changed bytes."""
     stem, _, suffix = name.rpartition(".")
     changes = [change_bytes]
-    if suffix in COMPRESSIONS:
-        compress, decompress = COMPRESSIONS[suffix]
-        changes += [lambda content, rng: compress(mutate(decompress(content), stem, rng))]
-    changes += [STRUCTURES[suffix]] * 3 if suffix in STRUCTURES else []
-    changes += [change_text] * 2 if suffix in ("json", "jsonl", "csv", "tsv", "txt", "yaml") else []
+    if suffix == "gz":
+        changes += [lambda content, rng: gzip.compress(mutate(gzip.decompress(content), stem, rng), mtime=0)]
+    elif suffix == "zst":
+        changes += [lambda content, rng: compress_zstd(mutate(decompress_zstd(content), stem, rng))]
+    elif suffix in ("safetensors", "index"):
+        changes += [change_header] * 3
+    elif suffix in ("json", "jsonl", "yaml"):
+        changes += [change_yaml if suffix == "yaml" else change_json] * 3 + [change_text] * 2
+    elif suffix in ("csv", "tsv", "txt"):
+        changes += [change_text] * 2
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         try:
             data = rng.choice(changes)(data, rng)
@@ -72,27 +76,21 @@ def change_text(data: bytes, rng: random.Random) -> bytes:
 
 
 def change_value(content: Any, rng: random.Random) -> Any:
-    """Replaces, removes, adds, renames or swaps one value in nested lists and dictionaries."""
-    slots = list(_list_slots(content := copy.deepcopy(content)))
+    """Replaces, removes, renames or swaps one value in nested lists and dictionaries."""
+    slots = list(_list_slots(content))
     if not slots or rng.random() < 0.02:
         return rng.choice(VALUES)
-    container, key = rng.choice(slots)
-    value, kind = container[key], rng.choice(("replace", "replace", "swap", "similar", "remove", "add", "rename"))
+    (container, key), (other, place) = rng.choice(slots), rng.choice(slots)
+    value, kind = container[key], rng.choice(("replace", "swap", "similar", "remove", "rename"))
+    similar = [value * 1000, value + 1, -value, str(value)] if isinstance(value, int | float) else [[value], str(value)]
     if kind == "remove":
         del container[key]
-    elif kind == "add" and isinstance(container, list):
-        container.insert(key, rng.choice((value, *VALUES)))
     elif kind == "rename" and isinstance(container, dict):
         container[rng.choice(("a", "", "../b", "0", "x" * 1000, *map(str, container)))] = container.pop(key)
     elif kind == "swap":
-        other, place = rng.choice(slots)
-        container[key] = copy.deepcopy(other[place])
-    elif kind == "similar" and isinstance(value, int | float):
-        container[key] = rng.choice((value + 1, value - 1, -value, value * 1000, float(value), str(value)))
-    elif kind == "similar" and isinstance(value, str):
-        container[key] = rng.choice((value + "x", value[:-1], value.upper(), [value], {value: value}))
+        container[key] = json.loads(json.dumps(other[place]))
     else:
-        container[key] = rng.choice(VALUES)
+        container[key] = rng.choice(similar if kind == "similar" else VALUES)
     return content
 
 
@@ -131,14 +129,6 @@ def compress_zstd(data: bytes) -> bytes:
     return pyarrow.Codec("zstd").compress(data, asbytes=True)
 
 
-COMPRESSIONS = {
-    "gz": (lambda data: gzip.compress(data, mtime=0), gzip.decompress),
-    "zst": (compress_zstd, lambda data: pyarrow.input_stream(io.BytesIO(data), compression="zstd").read()),
-}
-STRUCTURES = {
-    "json": change_json,
-    "jsonl": change_json,
-    "yaml": change_yaml,
-    "safetensors": change_header,
-    "index": change_header,
-}
+def decompress_zstd(data: bytes) -> bytes:
+    """Returns the content of a Zstandard file."""
+    return pyarrow.input_stream(io.BytesIO(data), compression="zstd").read()
