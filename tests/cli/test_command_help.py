@@ -32,17 +32,7 @@ def test_help_is_short_and_lists_each_argument_once(command, capsys):
     assert "SUPPRESS" not in "\n".join(everything)
 
 
-def test_groups_and_effective_defaults(capsys):
-    lines = print_help("glue", "--help", capsys)
-    assert [line for line in lines if re.fullmatch(r"\w+:", line)] == ["data:", "model:", "training:", "output:"]
-    assert any(line.startswith("  --output_dir ") for line in lines[lines.index("output:") :])
-    text = {line.split()[0]: line for line in lines if line.startswith("  --")}
-    for name, default in {
-        "--num_train_epochs": "3.",
-        "--bf16": "true on Ampere and newer GPUs.",
-        "--do_train": "train, evaluate and predict on the data that you pass.",
-        "--lr_scheduler_type": "linear.",
-    }.items():
-        assert text[name].endswith(f"Default: {default}")
-    everything = "\n".join(print_help("glue", "--help-all", capsys))
-    assert "--adam_beta1" not in text and "--adam_beta1" in everything
+def test_effective_defaults(capsys):
+    text = {line.split()[0]: line for line in print_help("glue", "--help", capsys) if line.startswith("  --")}
+    assert text["--num_train_epochs"].endswith("Default: 3.") and "--adam_beta1" not in text
+    assert text["--bf16"].endswith("Default: true on Ampere and newer GPUs.")

@@ -72,7 +72,7 @@ def test_json_lines_and_datasets_give_the_same_sentences(test_split, data_dir, t
     assert choose_labels(splits, names) == names and choose_labels(splits, names[:3])[1:3] == ["B-LOC", "I-LOC"]
 
 
-def test_columns_documents_and_compressed_files(tmp_path):
+def test_columns_documents_and_compressed_files(tmp_path, caplog):
     text = (
         "-DOCSTART- -X- O\n\n\u00a0Jo\u00a0 NN B-PER\n  Li   NN   I-PER \n\n\n'  '' O\n-DOCSTART- -X- O\r\na NN O\r\n"
     )
@@ -97,6 +97,10 @@ def test_columns_documents_and_compressed_files(tmp_path):
     assert splits["train"].sentences == [Sentence(["Jo", "a"], ["B-PER", "O"], 1, None)]
     words = read(tmp_path, "Jo B-PER\n", "a O\n", "Jo\na\n\nb\n")["test"].sentences
     assert words == [Sentence(["Jo", "a"], None, 1, None), Sentence(["b"], None, 4, None)]
+    (tmp_path / "empty.jsonl").write_text('{"tokens": [], "tags": []}\n{"tokens": ["a"], "tags": ["B-X"]}')
+    splits = load_splits(("train",), train_file=str(tmp_path / "empty.jsonl"))
+    assert splits["train"].sentences == [Sentence(["a"], ["B-X"], 2)]
+    assert "skipped sentences without words: 1, the first in row 1" in caplog.text
 
 
 def test_every_scheme_is_recognized_and_gives_the_same_entities(test_split, caplog):
@@ -144,10 +148,7 @@ def test_invalid_tags(tmp_path, caplog):
         ([{"text": "a", "tags": ["O"]}], "row 1: no column 'tokens'. Columns: 'text', 'tags'. Set --text_column_name"),
         ([{"text": "a", "entities": []}], "Character spans are not read"),
         ([{"tokens": "a b", "tags": ["O"]}], "row 1: expected a list of words in column 'tokens', found 'a b'"),
-        (
-            [{"tokens": ["a", "b"], "tags": ["O"]}],
-            "row 1: expected 2 tags, one per word, in column 'tags', found ['O']",
-        ),
+        ([{"tokens": ["a", "b"], "tags": ["O"]}], "row 1: expected 2 tags, one per word, in column 'tags', found ['O"),
         ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": None}], "row 2: expected 1 tag, one per word"),
         ([{"tokens": ["a"], "tags": [3]}], "found [3]. Tags are texts, or class ids of a dataset"),
     ],
@@ -180,11 +181,3 @@ def test_repaired_tags_without_types(tmp_path):
     # Chinese words, one character per line
     words = read(tmp_path, "a B\nb M\nc E\nd S\n", tag_scheme="bmes")["train"]
     assert all_tags(words) == [["B-ENTITY", "I-ENTITY", "I-ENTITY", "B-ENTITY"]]
-
-
-def test_sentences_without_words_are_skipped(tmp_path, caplog):
-    rows = [{"tokens": [], "tags": []}, {"tokens": ["a"], "tags": ["B-X"]}]
-    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    sentences = load_splits(("train",), train_file=str(tmp_path / "train.jsonl"))["train"].sentences
-    assert sentences == [Sentence(["a"], ["B-X"], 2)]
-    assert "skipped sentences without words: 1, the first in row 1" in caplog.text

@@ -82,7 +82,9 @@ def change_value(content: Any, rng: random.Random) -> Any:
         return rng.choice(VALUES)
     (container, key), (other, place) = rng.choice(slots), rng.choice(slots)
     value, kind = container[key], rng.choice(("replace", "swap", "similar", "remove", "rename"))
-    similar = [value * 1000, value + 1, -value, str(value)] if isinstance(value, int | float) else [[value], str(value)]
+    similar = (
+        [value * 1000, value + 1, -value, str(value)] if isinstance(value, int | float) else [[value], str(value)]
+    )
     if kind == "remove":
         del container[key]
     elif kind == "rename" and isinstance(container, dict):

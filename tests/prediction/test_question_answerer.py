@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
 from snugbert import SnugBertConfig, SnugBertForQuestionAnswering, SnugBertTokenizer
@@ -103,9 +104,8 @@ def former_pipeline(model, tokenizer, question: str, context: str, top_k: int, l
         output = model(**encoded)
     probabilities = []
     for logits in (output.start_logits, output.end_logits):
-        masked = np.where(is_context | (np.arange(len(offsets)) == 0), logits[0].double().numpy(), -10000.0)
-        probability = np.exp(masked) / np.exp(masked).sum()
-        probabilities.append(np.where(is_context, probability, 0.0))
+        masked = np.where(is_context | (np.arange(len(offsets)) == 0), logits[0].double().numpy(), -np.inf)
+        probabilities.append(softmax(masked) * is_context)
     products = np.tril(np.triu(np.outer(*probabilities)), length - 1)
     found, seen = [], set()
     for flat in np.argsort(-products.ravel()):

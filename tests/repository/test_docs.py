@@ -86,14 +86,6 @@ def test_every_module_says_what_is_in_it(folder):
     assert not [file for file in files if not ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))]
 
 
-def test_the_tour_of_the_code_names_files():
-    rows = re.findall(r"^\| [^|]+\? \| ([^|]+) \| ([^|]+) \|$", PAGES["docs/explanation/code.md"], flags=re.MULTILINE)
-    assert len(rows) == 9
-    for files, tests in rows:
-        assert all((ROOT / "snugbert" / name).exists() for name in re.findall(r"`(.*?)`", files)), files
-        assert all((ROOT / "tests" / name).exists() for name in re.findall(r"`(.*?)`", tests)), tests
-
-
 def test_the_reference_has_every_command():
     assert re.findall(r"^<!-- help: (\w+) -->$", PAGES["docs/reference/command-line.md"], re.MULTILINE) == [*COMMANDS]
 
