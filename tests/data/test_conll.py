@@ -105,7 +105,7 @@ def test_columns_documents_and_compressed_files(tmp_path, caplog):
 
 def test_every_scheme_is_recognized_and_gives_the_same_entities(test_split, caplog):
     caplog.set_level(logging.INFO, logger="snugbert")
-    split = replace(test_split, sentences=test_split.sentences[:1000])
+    split = replace(test_split, sentences=test_split.sentences[:500])
     for scheme in SCHEMES:
         original = replace(split, sentences=[s._replace(tags=convert_tags(s.tags, scheme)) for s in split.sentences])
         converted = replace(original)

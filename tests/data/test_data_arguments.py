@@ -1,19 +1,16 @@
 """The arguments that select a text, and say where to write the corpus."""
 
 from dataclasses import fields
-from importlib import import_module
 
 import pytest
 from transformers import TrainingArguments
 
+from snugbert.cli.main import _import
 from snugbert.data.data_arguments import OutputArguments
 from snugbert.errors import InputError
 from snugbert_cli import COMMANDS
 
-NAMES = sorted({name for command in COMMANDS.values() for name in command.arguments})
-CLASSES = [
-    getattr(import_module(f"snugbert.{module}"), name) for module, _, name in (each.rpartition(".") for each in NAMES)
-]
+CLASSES = sorted({_import(name) for command in COMMANDS.values() for name in command.arguments}, key=str)
 OWN = [each for each in CLASSES if not issubclass(each, TrainingArguments)]
 LISTS = [(each, field.name) for each in OWN for field in fields(each) if "list[str]" in str(field.type)]
 

@@ -17,7 +17,7 @@ from snugbert.data.tokenizing import DocumentTokenizer, hash_tokenizer
 from snugbert.families.loading import load_tokenizer
 
 
-@pytest.mark.parametrize("cased", [False, True])
+@pytest.mark.parametrize("cased", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_tokens_equal_the_tokenizers_in_any_number_of_processes(data_dir, tmp_path, small_blocks, cased):
     """Compared with the tokenizer on whole sentences. One and two processes write the same bytes."""
     vocabulary = data_dir / f"vocab/bert-base-{'cased' if cased else 'uncased'}-vocab.txt"

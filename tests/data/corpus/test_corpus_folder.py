@@ -164,7 +164,7 @@ def test_commands_take_urls(tmp_path, bucket, monkeypatch, capsys):
 
 
 def prepare_shard(tokenizer, pattern, output, shard, home, last):
-    """A machine of its own prepares one of six shards. It is killed after writing `last` blocks and files."""
+    """A machine of its own prepares one of four shards. It is killed after writing `last` blocks and files."""
     inputs.HF_HOME = home
     preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 500
     written = itertools.count()
@@ -179,18 +179,18 @@ def prepare_shard(tokenizer, pattern, output, shard, home, last):
 
     preparation._write_block = kill_after(preparation._write_block)
     part_files.upload = kill_after(part_files.upload)
-    write_parts(output, plan_parts(text_arguments(pattern), 6)[shard - 1 :: 6], tokenizer)
+    write_parts(output, plan_parts(text_arguments(pattern), 4)[shard - 1 :: 4], tokenizer)
 
 
 @pytest.mark.slow
 def test_killed_shards_give_the_corpus_of_one_process(tmp_path, tokenizer, bucket, monkeypatch):
-    """Six shards at once. Most are killed after a random block or upload, and started again there or elsewhere."""
-    write_text(bucket.folder / "text", count=9, sentences=60)
+    """Four shards at once. Most are killed after a random block or upload, and started again there or elsewhere."""
+    write_text(bucket.folder / "text")
     pattern, url = f"{bucket.url}/text/*/*.txt", f"{bucket.url}/prepared"
     for name in ("BLOCK_TOKENS", "BATCH_CHARACTERS"):
         monkeypatch.setattr(preparation, name, 500)
-    write_parts(tmp_path / "straight", plan_parts(text_arguments(pattern), 6), tokenizer)
-    unfinished, kills = list(range(1, 7)), 0
+    write_parts(tmp_path / "straight", plan_parts(text_arguments(pattern), 4), tokenizer)
+    unfinished, kills = list(range(1, 5)), 0
     for attempt in range(3):
         running = {}
         for shard in unfinished:
