@@ -55,9 +55,10 @@ def find_defects(name: str, numbers: Iterable[int], seed: int = 1) -> int:
     with tempfile.TemporaryDirectory() as root:
         original, folder = Path(root, "original"), Path(root, "folder")
         folder.mkdir()
-        FORMATS[name].write(folder)
+        write, patterns, read = FORMATS[name]
+        write(folder)
         folder.rename(original)
-        files = [file for pattern in FORMATS[name].patterns for file in sorted(original.glob(pattern))]
+        files = [file for pattern in patterns for file in sorted(original.glob(pattern))]
         files = [file.relative_to(original) for file in files if file.is_file() and file.suffix != ".py"]
 
         def restore() -> None:
@@ -66,14 +67,14 @@ def find_defects(name: str, numbers: Iterable[int], seed: int = 1) -> int:
 
         for file in files:  # what undamaged files load would otherwise seem to be taken by the first damaged file
             restore()
-            FORMATS[name].read(folder, folder / file)
+            read(folder, folder / file)
         for number in numbers:
             restore()
             rng = random.Random(f"{seed} {number}")
             file = rng.choice(files)
             (folder / file).write_bytes(mutate((original / file).read_bytes(), file.name, rng))
             print(f"\r{name} {number} {file}", end=" ", flush=True)
-            outcome, detail = _read_file(FORMATS[name].read, folder, folder / file)
+            outcome, detail = _read_file(read, folder, folder / file)
             counts[outcome] += 1
             if outcome == "defect":
                 print(detail)

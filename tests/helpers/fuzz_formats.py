@@ -4,9 +4,8 @@ import csv
 import gzip
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas
@@ -35,21 +34,6 @@ from snugbert.tasks.tagging import Tagging
 from snugbert.tasks.task_arguments import GlueDataArguments
 
 WORDS = [f"w{number}" for number in range(90)]
-
-
-class Format(NamedTuple):
-    """Files of one kind.
-
-    Attributes:
-        write: writes undamaged files into an empty folder.
-        patterns: the names of the files to mutate.
-        read: reads the folder as a command does. It gets the folder and the mutated file, and raises AssertionError if
-            what it read is not plausible.
-    """
-
-    write: Callable[[Path], Any]
-    patterns: tuple[str, ...]
-    read: Callable[[Path, Path], Any]
 
 
 def make_small() -> None:
@@ -208,12 +192,14 @@ def read_tokenizer(folder: Path, mutated: Path) -> None:
     assert len(ids) and 0 <= ids.min() and ids.max() < len(tokenizer), "a token is outside the vocabulary"
 
 
+# Writes undamaged files into an empty folder; the names of the files to mutate; reads the folder as a command does.
+# A reader gets the folder and the mutated file. It raises AssertionError if what it read is not plausible.
 FORMATS = {
-    "corpus": Format(write_corpus, ("*.arrow", "*.index"), read_corpus),
-    "checkpoint": Format(write_checkpoint, ("checkpoint-2/*",), read_checkpoint),
-    "table": Format(write_tables, ("table.*", "tagged.*"), read_table),
-    "embedder": Format(write_embedder, ("*.json", "*/*.json"), read_embedder),
-    "yaml": Format(write_yaml, ("flags.yaml",), read_yaml),
-    "tokenizer": Format(write_tokenizers, ("json/*.json", "txt/vocab.txt"), read_tokenizer),
-    "model": Format(write_model, ("config.json", "*.safetensors", "shards/model*"), read_model),
+    "corpus": (write_corpus, ("*.arrow", "*.index"), read_corpus),
+    "checkpoint": (write_checkpoint, ("checkpoint-2/*",), read_checkpoint),
+    "table": (write_tables, ("table.*", "tagged.*"), read_table),
+    "embedder": (write_embedder, ("*.json", "*/*.json"), read_embedder),
+    "yaml": (write_yaml, ("flags.yaml",), read_yaml),
+    "tokenizer": (write_tokenizers, ("json/*.json", "txt/vocab.txt"), read_tokenizer),
+    "model": (write_model, ("config.json", "*.safetensors", "shards/model*"), read_model),
 }
