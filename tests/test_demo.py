@@ -39,6 +39,7 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "answers": ("ForQuestionAnswering", {}),
     "encoder": ("Model", {}),
     "labels": ("ForSequenceClassification", {"id2label": dict(enumerate("abcd"))}),
+    "number": ("ForSequenceClassification", {"num_labels": 1}),
     "choices": ("ForMultipleChoice", {}),
 }
 
@@ -82,6 +83,9 @@ def test_answers_equal_transformers(checkpoints):
         predicted, probabilities = demo.classify(*open_model(checkpoints / "labels"), "a new film", second)
         assert probabilities == pytest.approx(expected, abs=1e-5)
         assert predicted == max(expected, key=expected.__getitem__)
+    (number,) = by_pipeline("text-classification", "number", "a good film", function_to_apply="none")
+    predicted, probabilities = demo.classify(*open_model(checkpoints / "number"), "a good film", "")
+    assert float(predicted) == pytest.approx(number["score"], abs=1e-3) and not probabilities
     text = " ".join(WORDS[:40])
     entities = by_pipeline("ner", "tags", text, aggregation_strategy="first")
     tagged = demo.tag(*open_model(checkpoints / "tags"), text)["entities"]

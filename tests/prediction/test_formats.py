@@ -149,5 +149,6 @@ def test_conll_columns(models, tmp_path, caplog):
         output = predict(models / "tagger", source, f"out{source.suffix}", "--overwrite_output_file", *flags)
         assert output.read_text() == expected.format(words[0], first, words[1], second)
     assert "pos.conll, line 1: 'NN' is not an entity tag. Predictions are written to a new column." in caplog.text
+    assert "only numbers" not in caplog.text
     predict(models / "tagger", tmp_path / "ids.conllu", "other.jsonl")
     assert "If the words are in column 2, set --text_column_names 2." in caplog.text
