@@ -45,7 +45,7 @@ check: .venv/installed-dev docs  ## lint, format, types, documentation, and the 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest tests/repository/test_readme.py tests/repository/test_docs.py tests/repository/test_packaging.py
+	$(BIN)/pytest tests/repository/test_docs.py tests/repository/test_packaging.py
 
 docs: .venv/installed-dev  ## the documentation as a site, in site/; broken links and anchors are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

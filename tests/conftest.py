@@ -28,13 +28,11 @@ ROOT = Path(__file__).parents[1]
 SAVEFIG = Figure.savefig
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
-    "trainers/run/test_buckets.py",
     "export/test_export.py",
     "invariants/test_compilation.py",
-    "invariants/test_training.py",
-    "test_demo.py",
-    "invariants/test_processes.py",
     "hub/test_hub.py",
+    "invariants/test_training.py",
+    "trainers/run/test_buckets.py",
     "integrations/test_search.py",
     "trainers/pretraining/test_sentence_pairs.py",
     "trainers/finetuning/test_distillation.py",
@@ -43,9 +41,6 @@ LONG_FILES = (
     "trainers/pretraining/test_pretrain.py",
     "trainers/run/test_stopping.py",
     "invariants/test_gpu_path.py",
-    "invariants/test_padding.py",
-    "trainers/pretraining/test_examples.py",
-    "trainers/test_graphs_in_training.py",
     "test_modeling_snugbert.py",
     "trainers/test_host_waits.py",
     "families/test_stock_models.py",

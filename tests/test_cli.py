@@ -1,6 +1,5 @@
 """The command `snugbert`: its help, its exit status, and output that nobody reads."""
 
-import csv
 import errno
 import gzip
 import json
@@ -13,7 +12,6 @@ from unittest import mock
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from transformers import AutoConfig
 
 import snugbert
@@ -32,7 +30,7 @@ print(*sys.modules)
 """
 
 
-def test_usage_version_and_an_unknown_command_import_nothing_heavy():
+def test_usage_version_and_an_unknown_command_import_nothing_heavy(capsys):
     process = subprocess.run([sys.executable, "-c", FAST], capture_output=True, text=True, check=True)
     usage = snugbert_cli.format_usage()
     version, rest = process.stdout.split("\n", 1)
@@ -41,13 +39,8 @@ def test_usage_version_and_an_unknown_command_import_nothing_heavy():
     commands = ", ".join(snugbert_cli.COMMANDS)
     assert process.stderr == f"snugbert: error: unknown command 'gleu'. Did you mean glue? Commands: {commands}.\n"
     assert not {"snugbert", "torch", "transformers", "numpy", "argparse"} & set(rest.splitlines()[-1].split())
-
-
-@pytest.mark.parametrize(("word", "hint"), [("train", "pretrain"), ("eval", "evaluate"), ("classify", None)])
-def test_an_unknown_command_gets_a_suggestion(word, hint, capsys):
-    assert snugbert_cli.main([word]) == 2
-    message = capsys.readouterr().err
-    assert f"Did you mean {hint}?" in message if hint else "Did you mean" not in message
+    for word, hint in (("train", "Did you mean pretrain?"), ("classify", "unknown command 'classify'. Commands: ")):
+        assert snugbert_cli.main([word]) == 2 and hint in capsys.readouterr().err
 
 
 MISSING = ModuleNotFoundError("No module named 'nothing'", name="nothing")
@@ -73,20 +66,13 @@ def test_an_error_is_one_message_and_a_status(error, status, message, monkeypatc
     assert printed.startswith(message) and len(printed.splitlines()) == len(message.splitlines())
 
 
-def open_model_of_an_unknown_type(folder):
-    (folder / "config.json").write_text('{"model_type": "nonsense"}')
-    AutoConfig.from_pretrained(folder)
-
-
 @pytest.mark.parametrize(
     ("read", "message"),
     [
         (lambda folder: json.loads("{"), "Expecting property name enclosed in double quotes"),
-        (lambda folder: yaml.safe_load("a: ["), "while parsing a flow node expected the node content"),
         (lambda folder: pq.read_table(folder / "nothing.parquet"), "nothing.parquet"),
-        (lambda folder: list(csv.reader(['"a'], strict=True)), "unexpected end of data"),
         (lambda folder: gzip.decompress(b"\x1f\x8b"), "Compressed file ended before the end-of-stream marker"),
-        (open_model_of_an_unknown_type, "The checkpoint you are trying to load has model type `nonsense`"),
+        (lambda folder: AutoConfig.for_model("nonsense"), "Unrecognized model identifier: nonsense"),
     ],
 )
 def test_an_error_of_a_library_about_the_input_is_one_line(read, message, tmp_path, monkeypatch, capsys):
@@ -103,17 +89,13 @@ def test_a_bug_keeps_its_traceback(fail, monkeypatch):
         snugbert_cli.main(["glue"])
 
 
-def test_a_service_may_start_a_command_without_output():
-    process = subprocess.run(["bash", "-c", f"{sys.executable} -m snugbert_cli --version >&-"], stderr=subprocess.PIPE)
-    assert process.returncode == 0 and process.stderr == b""
-
-
-@pytest.mark.parametrize("command", ["snugbert_cli --help", "snugbert_cli --version"])
-def test_output_that_nobody_reads_is_no_error(command):
-    """As with `| head`, which closes its end when it has enough."""
+def test_output_that_nobody_reads_is_no_error():
+    """As with `| head`, which closes its end when it has enough, and in a service without output."""
     reading, writing = os.pipe()
     os.close(reading)
-    argv = [sys.executable, "-m", *command.split()]
-    process = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True)
+    command = f"{sys.executable} -m snugbert_cli --help"
+    process = subprocess.run(command.split(), stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert process.stderr == "" and process.returncode in (0, 141)
+    process = subprocess.run(["bash", "-c", f"{command} >&-"], stderr=subprocess.PIPE)
+    assert process.returncode == 0 and process.stderr == b""

@@ -18,12 +18,6 @@ def test_the_same_settings_continue():
     check(make_record("run", SETTINGS | {"text": {"renamed.txt": "12", "b.txt": "34"}}))
 
 
-def test_a_difference_names_the_options_of_a_flag():
-    before, now = ({"--sweep": {"settings": {name: [0, 1]}}} for name in ("weight_decay", "reinit_layers"))
-    names = [name for name, _, _ in list_changes(before, now)]
-    assert names == ["--sweep settings weight_decay", "--sweep settings reinit_layers"]
-
-
 def test_a_difference_is_shown_in_two_columns():
     before = SETTINGS | {"--learning_rate": 5e-5, "text": {"a.txt": "12", "c.txt": "56"}}
     with pytest.raises(InputError) as error:
@@ -36,6 +30,9 @@ def test_a_difference_is_shown_in_two_columns():
         '  text b.txt       -       "34"',
         "Choose another folder.",
     ]
+    before, now = ({"--sweep": {"settings": {name: [0, 1]}}} for name in ("weight_decay", "reinit_layers"))
+    names = [name for name, _, _ in list_changes(before, now)]
+    assert names == ["--sweep settings weight_decay", "--sweep settings reinit_layers"]
 
 
 @pytest.mark.parametrize(

@@ -63,16 +63,13 @@ def test_the_error_names_the_folder_and_the_reason(error, reason):
     assert str(caught.value).startswith("out could not be written: ") and reason in str(caught.value)
 
 
-def test_torch_reports_a_full_disk():
+def test_torch_reports_a_full_disk_and_other_errors_pass():
     with pytest.raises(InputError, match=r"^out could not be written: .*The disk is probably full"):
         with explaining_failed_writes(Path("out"), "try again"):
             torch.save({"x": torch.ones(10**6)}, "/dev/full")
-
-
-@pytest.mark.parametrize("error", [Exception("other"), RuntimeError("other"), InputError("other"), KeyError("other")])
-def test_other_errors_pass(error):
-    with pytest.raises(type(error), match="other"), explaining_failed_writes(Path("out"), "try again"):
-        raise error
+    for error in (Exception("other"), RuntimeError("other"), InputError("other"), KeyError("other")):
+        with pytest.raises(type(error), match=r"^'?other'?$"), explaining_failed_writes(Path("out"), "try again"):
+            raise error
 
 
 def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):

@@ -19,8 +19,8 @@ class Arguments:
     train_files: list[str] = field(default_factory=list)
 
 
-def parse(text: str, file: Path) -> Arguments:
-    file.write_text(text)
+def parse(text: str | bytes, file: Path) -> Arguments:
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
     return parse_arguments((Arguments,), ["--config", str(file)], "snugbert test", "A test.")[0]
 
 
@@ -39,24 +39,16 @@ def test_yaml_values_stay_text_and_dictionaries_become_json(tmp_path):
         ("train_files: [x, --trust_remote_code]", "a value of train_files begins with --"),
         ("yes: {a: 1}", "run.yaml: unknown argument --yes"),
         ("trian-files: b", r"run.yaml: unknown argument --trian-files\. Did you mean --train_files\?"),
-        ("config: a", "run.yaml: config files cannot be nested"),
         ("optim_args: {a", "run.yaml: while parsing a flow mapping"),
-        ("yes: 1\ntrue: 2", "run.yaml: unknown argument --yes"),
         ("train_files: [{a: b}]", "run.yaml: a value of train_files is neither text nor a number"),
         ("optim_args: {a: " + "9" * 5000 + "}", "run.yaml: Exceeds the limit"),
         ("- a", "run.yaml must contain only `name: value` lines"),
+        (b"train_files: \xff", "^--config: .*run.yaml: .*'utf-8' codec can't decode"),
     ],
 )
 def test_unsupported_yaml_is_refused(text, message, tmp_path):
     with pytest.raises(InputError, match=message):
         parse(text, tmp_path / "run.yaml")
-
-
-def test_config_files_that_cannot_be_read(tmp_path):
-    (tmp_path / "run.yaml").write_bytes(b"train_files: \xff")
-    for name, message in {"run.yaml": "'utf-8' codec can't decode", "no.yaml": "No such file"}.items():
-        with pytest.raises(InputError, match=f"^--config: .*{name}: .*{message}"):
-            parse_arguments((Arguments,), ["--config", str(tmp_path / name)], "snugbert test", "A test.")
 
 
 @pytest.mark.parametrize(
@@ -78,18 +70,19 @@ def test_a_url_where_only_a_local_folder_works_is_refused():
         parse_arguments((ConversionArguments, HubArguments), argv, "snugbert convert", "A test.")
 
 
+def convert(*argv: str) -> ConversionArguments:
+    return parse_arguments((ConversionArguments,), ["in", *argv, "out"], "snugbert convert", "A test.")[0]
+
+
 def test_positional_arguments_switches_and_a_config_file(tmp_path):
     """A switch does not take the next positional argument as its value."""
-    argv = ["--do_lower_case", "in", "out", "--overwrite_output_dir", "--to", "bert"]
-    (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
+    args = convert("--overwrite_output_dir", "--to", "bert", "--do_lower_case")
     assert (args.input, args.output, args.do_lower_case, args.overwrite_output_dir) == ("in", "out", True, True)
-    (tmp_path / "run.yaml").write_text("to: roberta\ndo_lower_case: true\nmax_shard_size: 1GB\n")
+    file = tmp_path / "run.yaml"
+    file.write_text("to: roberta\ndo_lower_case: true\nmax_shard_size: 1GB\n")
     for flags in (["--no_do_lower_case"], ["--do_lower_case", "false"]):
-        argv = ["in", *flags, "out", "--config", str(tmp_path / "run.yaml")]
-        (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
+        args = convert("--config", str(file), *flags)
         assert (args.output, args.to, args.do_lower_case, args.max_shard_size) == ("out", "roberta", False, "1GB")
     for line, expected in {"no_do_lower_case: true": False, "no_do_lower_case: no": True}.items():
-        (tmp_path / "run.yaml").write_text(f"to: bert\n{line}\n")
-        argv = ["in", "out", "--config", str(tmp_path / "run.yaml")]
-        (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
-        assert args.do_lower_case is expected
+        file.write_text(f"to: bert\n{line}\n")
+        assert convert("--config", str(file)).do_lower_case is expected

@@ -16,33 +16,22 @@ from snugbert_cli import COMMANDS
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("arguments", "name", "value", "message"),
     [
-        ("gradient_accumulation_steps", 0, "0 must be at least 1"),
-        ("num_train_epochs", 0, "0 must be above 0"),
-        ("max_grad_norm", -1, "-1 must be at least 0"),
-        ("label_smoothing_factor", 1, "1 must be at least 0 and below 1"),
-        ("learning_rate", math.inf, "inf must be a finite number"),
-        ("adam_epsilon", math.nan, "nan must be a finite number"),
-        ("seed", 2**32, "4294967296 must be at least 0 and at most 4294967295"),
+        (FineTuningArguments, "gradient_accumulation_steps", 0, "0 must be at least 1"),
+        (PretrainingArguments, "max_grad_norm", -1, "-1 must be at least 0"),
+        (FineTuningArguments, "label_smoothing_factor", 1, "1 must be at least 0 and below 1"),
+        (PretrainingArguments, "learning_rate", math.inf, "inf must be a finite number"),
+        (PretrainingArguments, "adam_epsilon", math.nan, "nan must be a finite number"),
+        (PretrainingArguments, "seed", 2**32, "4294967296 must be at least 0 and at most 4294967295"),
+        (PretrainingDataArguments, "validation_split_percentage", 100, "100 must be at least 1 and at most 99"),
     ],
 )
-@pytest.mark.parametrize("arguments", [PretrainingArguments, FineTuningArguments])
-def test_training_arguments_out_of_range(arguments, name, value, message, tmp_path):
+def test_numbers_out_of_range(arguments, name, value, message, tmp_path):
+    needed = {"output_dir": str(tmp_path), "use_cpu": True}
+    needed = {"train_file": ["text.txt"]} if arguments is PretrainingDataArguments else needed
     with pytest.raises(InputError, match=f"^--{name} {message}\\.$"):
-        arguments(str(tmp_path), use_cpu=True, **{name: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("max_eval_samples", 0, "0 must be at least 1"),
-        ("validation_split_percentage", 100, "100 must be at least 1 and at most 99"),
-    ],
-)
-def test_data_arguments_out_of_range(name, value, message):
-    with pytest.raises(InputError, match=f"^--{name} {message}\\.$"):
-        PretrainingDataArguments(train_file=["text.txt"], **{name: value})
+        arguments(**needed, **{name: value})
 
 
 def test_every_numeric_argument_has_a_range():

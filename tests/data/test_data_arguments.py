@@ -1,19 +1,16 @@
 """The arguments that select a text, and say where to write the corpus."""
 
 from dataclasses import fields
-from importlib import import_module
 
 import pytest
 from transformers import TrainingArguments
 
-from snugbert.data.data_arguments import OutputArguments, TextArguments
+from snugbert.cli.main import _import
+from snugbert.data.data_arguments import OutputArguments
 from snugbert.errors import InputError
 from snugbert_cli import COMMANDS
 
-NAMES = sorted({name for command in COMMANDS.values() for name in command.arguments})
-CLASSES = [
-    getattr(import_module(f"snugbert.{module}"), name) for module, _, name in (each.rpartition(".") for each in NAMES)
-]
+CLASSES = sorted({_import(name) for command in COMMANDS.values() for name in command.arguments}, key=str)
 OWN = [each for each in CLASSES if not issubclass(each, TrainingArguments)]
 LISTS = [(each, field.name) for each in OWN for field in fields(each) if "list[str]" in str(field.type)]
 
@@ -35,9 +32,3 @@ def test_a_shard_is_one_of_several():
     for shard in ("0/4", "5/4", "4", "1/2/3", "a/b"):
         with pytest.raises(InputError, match=f"--shard '{shard}' must be i/n with i from 1 to n, such as 1/4"):
             OutputArguments(shard=shard)
-
-
-def test_files_and_a_dataset_cannot_be_combined():
-    with pytest.raises(InputError, match=r"--train_file and --dataset_name cannot be combined\. Remove one"):
-        TextArguments(train_file=["text.txt"], dataset_name="wikitext")
-    assert TextArguments().dataset_split == "train"

@@ -35,101 +35,82 @@ def write_documents(folder: Path, suffix: str, line_end: str = "\n") -> Path:
     return file
 
 
-SUFFIXES = [".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_every_format_gives_the_same_documents(bucket, suffix):
+    """With every line end, from a folder and from a bucket."""
+    for line_end in ("\n", "\r\n", "\r"):
+        file = write_documents(bucket.folder, suffix, line_end)
+        found = find_files([f"{bucket.url}/*{suffix}", f"{bucket.url}/{file.name}"])
+        assert [str(each) for each in found] == [f"{bucket.url}/{file.name}"]
+        for files in ([file], found):
+            log = ReadingLog()
+            assert list(read_documents(files, log=log)) == DOCUMENTS
+            assert log.position == file.stat().st_size  # for the progress bar
+        assert list(read_lines([file])) == [line for document in DOCUMENTS for line in document]
+    assert found[0].size == file.stat().st_size
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_format_gives_the_same_documents(tmp_path, suffix, line_end):
-    file = write_documents(tmp_path, suffix, line_end)
-    log = ReadingLog()
-    assert list(read_documents([file], log=log)) == DOCUMENTS
-    assert log.position == file.stat().st_size  # for the progress bar
-    assert list(read_lines([file])) == [line for document in DOCUMENTS for line in document]
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_text_in_a_bucket_is_read_like_local_text(tmp_path, bucket, suffix):
-    file = write_documents(bucket.folder, suffix)
-    found = find_files([f"{bucket.url}/*{suffix}", f"{bucket.url}/{file.name}"])
-    log = ReadingLog()
-    assert list(read_documents(found, log=log)) == list(read_documents([file]))
-    assert [str(each) for each in found] == [f"{bucket.url}/{file.name}"]
-    assert log.position == found[0].size == file.stat().st_size
-    with pytest.raises(InputError, match=rf"^{bucket.url}/\*\.txt\.zip: no such file\. Check the URL\.$"):
-        find_files([f"{bucket.url}/*.txt.zip"])
-
-
-def test_each_file_is_found_once(tmp_path):
+def test_each_file_is_found_once(tmp_path, bucket):
     for name in ("b.txt", "a.txt", "c.jsonl"):
         (tmp_path / name).write_text("x")
     found = find_files([str(tmp_path / "*.txt"), str(tmp_path / "a.txt"), str(tmp_path / "c.jsonl")])
     assert [file.name for file in found] == ["a.txt", "b.txt", "c.jsonl"]
     with pytest.raises(InputError, match=f"{tmp_path} is a folder. Name its files, such as '{tmp_path}/"):
         find_files([str(tmp_path)])
+    with pytest.raises(InputError, match=rf"^{bucket.url}/\*\.zip: no such file\. Check the URL\.$"):
+        find_files([f"{bucket.url}/*.zip"])
 
 
 def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path):
     file = tmp_path / "text.jsonl"
-    lines = [b'{"text": "fine"}', b'{"text": "b\xffd"}', b'{"text": "cut', b"[1]", b'{"body": "x"}', b'{"text": 5}']
-    lines += [b'{"text": null}']
-    file.write_bytes(b"\n".join([*lines, b'{"text": "end"}']))
-    problems = ["line 2: not UTF-8", "row 3: not JSON", "row 4: expected a JSON object, found a list"]
-    problems += ["row 5: no column 'text'. Columns: 'body'", "row 6: expected text in column 'text', found int."]
-    problems += ["row 7: expected text in column 'text', found null."]
-    with pytest.raises(InputError, match=f"{file}, {problems[0]}.* To continue, set --on_bad_text skip or replace."):
-        list(read_documents([file], log=ReadingLog("error")))
+    bad = {
+        b'{"text": "b\xffd"}': "line 2: not UTF-8",
+        b'{"text": "cut': "row 3: not JSON",
+        b"[1]": "row 4: expected a JSON object, found a list",
+        b'{"body": "x"}': "row 5: no column 'text'. Columns: 'body'",
+        b'{"text": 5}': "row 6: expected text in column 'text', found int.",
+        b'{"text": null}': "row 7: expected text in column 'text', found null.",
+    }
+    for number, (row, problem) in enumerate(bad.items(), start=1):
+        file.write_bytes(b'{"text": ""}\n' * number + row)
+        with pytest.raises(InputError, match=f"{file}, {problem}.* To continue, set --on_bad_text skip"):
+            list(read_documents([file], log=ReadingLog("error")))
+    file.write_bytes(b"\n".join([b'{"text": "fine"}', *bad, b'{"text": "end"}']))
     log = ReadingLog("skip")
     assert list(read_documents([file], log=log)) == [["fine"], ["end"]]
-    assert (log.left_out, log.repaired) == (len(problems), 0)
-    assert f"The first: {file}, {problems[0]}" in log.summarize()
+    assert (log.left_out, log.repaired) == (6, 0) and f"The first: {file}, line 2: not UTF-8" in log.summarize()
     log = ReadingLog("replace")
     assert list(read_documents([file], log=log)) == [["fine"], ["b\ufffdd"], ["end"]]
-    assert (log.left_out, log.repaired) == (len(problems) - 1, 1)
-    for number, problem in enumerate(problems, start=1):
-        file.write_bytes(b'{"text": ""}\n' * number + lines[number])
-        with pytest.raises(InputError, match=f"{problem}.*--on_bad_text skip"):
-            list(read_documents([file], log=ReadingLog("error")))
-
-
-def test_parquet_text_that_is_not_utf_8_is_refused(tmp_path):
-    texts = pa.array([b"fine", b"b\xffd"], pa.binary())
-    strings = pa.Array.from_buffers(pa.string(), len(texts), texts.buffers())
-    pa.parquet.write_table(pa.table({"text": strings}), tmp_path / "text.parquet")
-    with pytest.raises(InputError, match=r"text\.parquet, after row 0: not UTF-8 \(invalid start byte\)\. Convert"):
-        list(read_documents([tmp_path / "text.parquet"], log=ReadingLog("skip")))
+    assert (log.left_out, log.repaired) == (5, 1)
 
 
 def test_null_is_bad_text_in_parquet_and_in_datasets(tmp_path):
     """Empty texts are only empty documents."""
-    data = datasets.Dataset.from_dict({"text": ["one", None, "", "two"]})
     (tmp_path / "data").mkdir()
-    data.to_parquet(tmp_path / "data/text.parquet")
+    file = tmp_path / "data/text.parquet"
+    datasets.Dataset.from_dict({"text": ["one", None, "", "two"]}).to_parquet(file)
     text = TextArguments(dataset_name=str(tmp_path / "data"))
-    for read in (
-        lambda log: read_documents([tmp_path / "data/text.parquet"], log=log),
-        lambda log: read_dataset_documents(text, log),
-    ):
-        with pytest.raises(
-            InputError, match=r", row 2: expected text in column 'text', found null\. To continue, set"
-        ):
+    for read in (lambda log: read_documents([file], log=log), lambda log: read_dataset_documents(text, log)):
+        with pytest.raises(InputError, match=r", row 2: expected text in column 'text', found null\. To continue, s"):
             list(read(ReadingLog("error")))
         log = ReadingLog("skip")
         assert list(read(log)) == [["one"], ["two"]] and log.left_out == 1
 
 
 def test_a_damaged_parquet_file_is_named(tmp_path):
-    file = write_documents(tmp_path, ".parquet")
-    content = file.read_bytes()
-    start = content.index(b"PAR1") + 4
-    zeroed = content[:start] + bytes(40) + content[start + 40 :]
-    # A changed letter is still text. Only the checksum of its page shows the damage.
-    pyarrow.parquet.write_table(pa.table({"text": ["fine"]}), file, write_page_checksum=True, compression="none")
-    changed = file.read_bytes().replace(b"fine", b"find", 1)
-    for damaged in (zeroed, changed):
-        file.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"text\.parquet, after row 0: damaged or incomplete"):
-            list(read_documents([file]))
+    file = tmp_path / "text.parquet"
+    for checksum, changed, words in (
+        (False, b"PAR1" + bytes(40), "damaged or incomplete"),
+        (True, b"find", "damaged or incomplete"),  # still text: only the checksum of the page shows the damage
+        (False, b"f\xffne", r"not UTF-8 \(invalid start byte\)\. Convert"),
+    ):
+        options = {"write_page_checksum": checksum, "compression": "none", "write_statistics": False}
+        pyarrow.parquet.write_table(pa.table({"text": ["fine"]}), file, **options)
+        content = file.read_bytes()
+        start = content.index(b"fine") if len(changed) == 4 else 0
+        file.write_bytes(content[:start] + changed + content[start + len(changed) :])
+        with pytest.raises(InputError, match=rf"text\.parquet, after row 0: {words}"):
+            list(read_documents([file], log=ReadingLog("skip")))
 
 
 def test_names_are_relative_and_without_credentials():

@@ -1,7 +1,6 @@
 """Language codes, and the language that tokenizers, corpora and checkpoints store."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -12,22 +11,9 @@ import snugbert
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.data.documents import split_sentences
-from snugbert.data.languages import (
-    choose_language,
-    read_language,
-    store_language,
-    stored_in_model,
-)
+from snugbert.data.languages import choose_language, read_language, store_language, stored_in_model
 from snugbert.errors import InputError
 from snugbert_cli import main as snugbert_command
-
-
-@pytest.mark.parametrize("code", ["english", "", "EN "])
-def test_a_name_is_not_a_code(code, tmp_path):
-    with pytest.raises(
-        InputError, match=rf"--language '{code}' is not a language code\. Use a lowercase ISO 639 code"
-    ):
-        prepare_corpus([], None, tmp_path, language=code)
 
 
 @pytest.mark.parametrize(("code", "number"), [("pt", 2), ("pt-pt", 2), ("pt_BR", 2), ("pt-419", 2), ("en-gb", 3)])
@@ -38,14 +24,12 @@ def test_a_region_has_the_rules_of_its_language(code, number):
 @pytest.mark.parametrize(
     ("given", "stored", "chosen"),
     [
-        ("de", [None], "de"),
         (None, [None, "de"], "de"),
         ("pt-br", ["pt"], "pt-br"),  # a region contradicts nothing
         (None, ["zh-hans", "zh"], "zh-hans"),
         ("de", ["mul"], "de"),  # neither do several languages
         (None, ["mul", "de"], "de"),
         ("de", [None, "en"], "the language is de in --language, but en in the file 1. Change one: the flag "),
-        ("mul", ["de"], "the language is mul in --language, but de in the file 0. "),
         ("de", ["de", "fr"], "the language is de in --language, but fr in the file 1. "),
         (None, ["de", "en"], "the language is de in the file 0, but en in the file 1. "),
     ],
@@ -64,10 +48,11 @@ def test_configurations_and_tokenizers_keep_the_language(tmp_path):
     config, tokenizer = snugbert.SnugBertConfig.from_size("tiny"), snugbert.SnugBertTokenizer()
     store_language(None, config, tokenizer)
     for part in (config, tokenizer):
-        assert read_language(part) is None
         part.save_pretrained(tmp_path / "without")
     for file in (tmp_path / "without").glob("*config.json"):
         assert "language" not in json.loads(file.read_text())
+    for value in ("english", "German", ["de"], 5, None, ""):  # FARM wrote names into public checkpoints
+        assert read_language(BertConfig(language=value)) is None
     store_language("de", config, tokenizer)
     for part in (config, tokenizer):
         part.save_pretrained(tmp_path / "with")
@@ -84,20 +69,11 @@ def test_configurations_and_tokenizers_keep_the_language(tmp_path):
     assert [language for _, language in stored_in_model(config, tokenizer, None, "tok")] == ["de"]
 
 
-@pytest.mark.parametrize("value", ["english", "German", ["de"], 5, None, ""])
-def test_other_values_are_no_language(value):
-    """FARM wrote names of languages into the configurations of public checkpoints."""
-    assert read_language(BertConfig(language=value)) is None
-
-
 def write_german(file: Path, documents: int) -> None:
     """Documents of three sentences. By the rules of English, an abbreviation ends a sentence."""
     nouns = ("Brücke", "Küche", "Straße", "Tür", "Katze", "Schule")
-    rng = random.Random(0)
-    texts = [
-        " ".join(f"Die {rng.choice(nouns)} hört bzw. sieht Hr. Weiß am 1. März." for _ in range(3))
-        for _ in range(documents)
-    ]
+    sentences = [f"Die {noun} hört bzw. sieht Hr. Weiß am 1. März." for noun in nouns * documents]
+    texts = [" ".join(sentences[5 * number : 5 * number + 3]) for number in range(documents)]
     file.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
 
 
@@ -116,14 +92,12 @@ def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkp
         assert snugbert_command(list(arguments)) == status
         return "".join(capsys.readouterr())
 
-    printed = command("vocabulary", "--language", "de", *text, "--vocab_size", "200", "--output_dir", "tok")
-    assert "Add --language" not in printed
+    command("vocabulary", "--language", "de", *text, "--vocab_size", "200", "--output_dir", "tok")
     tokenizer = AutoTokenizer.from_pretrained("tok")
     command("prepare", "--tokenizer_name", "tok", *text, "--output_dir", "corpus")
     corpus = open_corpus("corpus", tokenizer)
     assert (corpus.language, corpus.num_sentences) == ("de", 120)
     assert prepare_corpus("train.txt", tokenizer, "in_python", show_progress=False).digest == corpus.digest
-
     new = ["--tokenizer_name", "tok", "--config_name", "tiny", "--config_overrides", sizes]
     command("pretrain", *new, "--corpus", "corpus", *held_out, *run, "pretrained")
     (dev,) = Path("cache/snugbert").iterdir()
@@ -151,12 +125,7 @@ def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkp
 def test_a_corpus_of_lines_stores_its_language_only_if_it_is_known(tmp_path):
     (tmp_path / "text.txt").write_text("Ein Satz.\nNoch einer.\n")
     tokenizer = snugbert.SnugBertTokenizer({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, ".": 5})
-    languages = {}
-    for given in (None, "de"):
-        folder = tmp_path / str(given)
-        options = {"lines_are_sentences": True, "language": given, "show_progress": False}
-        corpus = prepare_corpus(tmp_path / "text.txt", tokenizer, folder, **options)
-        assert corpus.settings["language"] is None and corpus.settings["sentence_splitter"] is None
-        languages[given] = corpus.language
-    assert languages == {None: None, "de": "de"}
-    assert prepare_corpus(tmp_path / "text.txt", tokenizer, tmp_path / "x", show_progress=False).language == "en"
+    for name, lines, given, stored in (("a", True, None, None), ("b", True, "de", "de"), ("c", False, None, "en")):
+        options = {"lines_are_sentences": lines, "language": given, "show_progress": False}
+        corpus = prepare_corpus(tmp_path / "text.txt", tokenizer, tmp_path / name, **options)
+        assert corpus.language == stored and (corpus.settings["sentence_splitter"] is None) == lines

@@ -4,12 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snugbert.data.sources import (
-    ExampleArguments,
-    choose_splits,
-    describe_source,
-    name_dataset,
-)
+from snugbert.data.sources import ExampleArguments, choose_splits, describe_source, name_dataset
 from snugbert.errors import InputError
 
 

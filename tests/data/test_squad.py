@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pytest
 from datasets import Dataset
@@ -16,21 +17,19 @@ from snugbert.tasks.task_arguments import SquadDataArguments
     ("name", "version_2", "sizes"),
     # Questions, paragraphs, questions without an answer.
     [
-        ("dev-v1.1", False, (10570, 2067, 0)),
-        ("train-v1.1-first44", False, (11877, 2429, 0)),
+        pytest.param("dev-v1.1", False, (10570, 2067, 0), marks=pytest.mark.slow),
+        pytest.param("train-v1.1-first44", False, (11877, 2429, 0), marks=pytest.mark.slow),
         ("dev-v2.0-half", True, (6078, 646, 3168)),
     ],
 )
 def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, data_dir):
     loaded = []
     for form in ("json", "jsonl"):
-        file = str(data_dir / "squad" / f"{name}.{form}.gz")
-        split = {"train_file": [file]} if name.startswith("train") else {"validation_file": file}
-        arguments = SquadDataArguments(**split, version_2_with_negative=version_2)
+        arguments = {"validation_file": str(data_dir / "squad" / f"{name}.{form}.gz")}
+        arguments = SquadDataArguments(**arguments, version_2_with_negative=version_2)
         (questions,) = load_questions(arguments, None).values()
-        loaded.append(
-            [question._replace(source="", row="", is_impossible=False) for question in questions]
-        )  # flat files have no is_impossible
+        # Flat files have no is_impossible.
+        loaded.append([question._replace(source="", row="", is_impossible=False) for question in questions])
     nested, flat = loaded
     assert sorted(nested) == sorted(flat)
     columns = [{getattr(question, name) for question in nested} for name in ("id", "context")]
@@ -65,6 +64,9 @@ def test_every_format_gives_the_same_questions(tmp_path):
     Dataset.from_list(rows).to_parquet(tmp_path / "folder" / "validation.parquet")
     sources = [{"validation_file": str(file)} for file in sorted(tmp_path.iterdir()) if file.is_file()]
     assert len(sources) == 12
+    (tmp_path / "one.json").write_text(lines.splitlines()[0])
+    (one,) = load_questions(SquadDataArguments(train_file=[str(tmp_path / "one.json")]), None)["train"]
+    assert (one.id, one.row) == ("a", f"{tmp_path / 'one.json'}, row 1")
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
         arguments = SquadDataArguments(**source, version_2_with_negative=True)
         splits = load_questions(arguments, None, cache_dir=str(tmp_path / "cache"))
@@ -73,13 +75,6 @@ def test_every_format_gives_the_same_questions(tmp_path):
             Question("b", "Why?", "Ann met  Ben.\n", (), ()),
             Question("c", "Who?", "\u00c9mile \u2028 slept.", ("\u00c9mile",), (0,)),
         ]
-
-
-@pytest.mark.parametrize("indent", [None, 1])
-def test_a_file_with_one_question(tmp_path, indent):
-    (tmp_path / "one.json").write_text(json.dumps(flat(ROWS[0]), indent=indent))
-    (question,) = load_questions(SquadDataArguments(train_file=[str(tmp_path / "one.json")]), None)["train"]
-    assert (question.id, question.row) == ("a", f"{tmp_path / 'one.json'}, row 1")
 
 
 def test_several_files_and_limits(tmp_path):
@@ -92,14 +87,11 @@ def test_several_files_and_limits(tmp_path):
     # Only questions within the limit are checked: the question without an answer is beyond it.
     questions = load_questions(SquadDataArguments(train_file=files, max_train_samples=1), ("train",))["train"]
     assert [question.id for question in questions] == ["a"]
-
-
-@pytest.mark.parametrize("version_2", [False, True])
-def test_training_needs_answers(version_2, tmp_path):
-    (tmp_path / "train.json").write_text(json.dumps(nested(ROWS[1:2])))
-    arguments = SquadDataArguments(train_file=str(tmp_path / "train.json"), version_2_with_negative=version_2)
-    with pytest.raises(InputError, match=r"train\.json: no question has an answer\. Training needs 'answers'"):
-        load_questions(arguments, ("train",))
+    (tmp_path / "1.json").write_text(json.dumps(nested(ROWS[1:2])))
+    for version_2 in (False, True):
+        arguments = SquadDataArguments(train_file=files[0], version_2_with_negative=version_2)
+        with pytest.raises(InputError, match=r"1\.json: no question has an answer\. Training needs 'answers'"):
+            load_questions(arguments, ("train",))
 
 
 def test_find_answer_ignores_white_space():
@@ -117,40 +109,30 @@ def test_find_answer_ignores_white_space():
 QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"text": ["anna"], "answer_start": [5]}}
 
 
+def in_paragraphs(paragraphs):
+    return {"data": [{"paragraphs": paragraphs}]}
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "words"),
     [
-        ("", "dev.json: no questions"),
-        ('{"data": []}', "dev.json: no questions"),
         ("id,question\n", "dev.json: not JSON"),
-        ('{"data": [', r"dev.json: not JSON \(.*\)\. Expected SQuAD's JSON or JSON lines\.$"),
         (f"{json.dumps(QA)}\n{{", "dev.json, row 2: not JSON"),
         (f"{json.dumps(QA)}\n3", "dev.json, row 2: expected a JSON object, found a int"),
-        ({**QA, "context": None}, "row 1: 'context' must be text. Expected id, question, context, answers. Found: "),
-        ({"id": "1", "query": "who", "passage": "x"}, "row 1: 'question' must be text.* Found: id, query, passage"),
-        ({**QA, "answers": "anna"}, "row 1: cannot read 'answers': anna. Expected"),
-        ({**QA, "answers": {"text": ["anna"], "answer_start": ["5"]}}, "row 1: cannot read 'answers': "),
-        (
-            {**QA, "is_impossible": True},
-            "row 1: 'is_impossible' is True. Expected true or false, and false if there are answers",
-        ),
-        ({**QA, "is_impossible": "False"}, "row 1: 'is_impossible' is 'False'. Expected true or false"),
+        (QA | {"context": None}, "row 1: 'context' must be text. Expected id, question, context, answers. Found: "),
+        (QA | {"answers": "anna"}, "row 1: cannot read 'answers': anna. Expected"),
+        (QA | {"is_impossible": True}, "'is_impossible' is True. Expected true or false, and false if there are answ"),
+        (QA | {"is_impossible": "False"}, "row 1: 'is_impossible' is 'False'. Expected true or false"),
         ([QA, QA], "row 1: another question has the same id, 1"),
-        ([QA, {**QA, "id": "2", "answers": None}], "question 2 has no answer .* Set --version_2_with_negative"),
-        ([QA, {**QA, "id": "2", "answers": [{"text": " ", "answer_start": 0}]}], "row 2: question 2 has no answer"),
-        (
-            {"data": [{"paragraphs": {}}]},
-            r"dev.json, data\[0\]\.paragraphs: expected a list of objects, .* Found: \{\}",
-        ),
-        ({"data": [{"paragraphs": [{"questions": []}]}]}, r"data\[0\]\.paragraphs\[0\]\.qas: .* Found: None"),
-        ({"data": [{"paragraphs": [{"context": "a", "qas": {}}]}]}, r"data\[0\]\.paragraphs\[0\]\.qas: .*: \{\}"),
-        ({"data": [{"paragraphs": [{"qas": ["who"]}]}]}, r"paragraphs\[0\]\.qas: .* Found: \['who'\]"),
-        ({"data": [{"paragraphs": [{"qas": [{"question": "who"}]}]}]}, r"qas\[0\]: 'context' must be text"),
-        ({"data": ["who"]}, r"dev.json, data: expected a list of objects, .* Found: \['who'\]"),
+        ([QA, QA | {"id": "2", "answers": None}], "Set --version_2_with_negative"),
+        ([QA, QA | {"id": "2", "answers": [{"text": " ", "answer_start": 0}]}], "row 2: question 2 has no answer"),
+        (in_paragraphs({}), "dev.json, data[0].paragraphs: expected a list of objects"),
+        (in_paragraphs([{"questions": []}]), "data[0].paragraphs[0].qas: "),
+        (in_paragraphs([{"qas": ["who"]}]), "paragraphs[0].qas: "),
     ],
 )
-def test_bad_files(content, message, tmp_path):
+def test_bad_files(content, words, tmp_path):
     file = tmp_path / "dev.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=re.escape(words)):
         load_questions(SquadDataArguments(validation_file=str(file)), None)

@@ -2,8 +2,8 @@
 
 import gzip
 import json
+import re
 
-import pandas
 import pyarrow
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
@@ -47,12 +47,6 @@ def test_a_comma_in_the_header_separates_unless_it_is_quoted(tmp_path):
     assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a;b": "1;2", "c;d": "3;4"})]
     (tmp_path / "a.csv").write_text('"a\nb",c\n1,2\n')  # the first row has two lines
     assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a\nb": "1", "c": "2"})]
-    (tmp_path / "a.csv").write_text("a (b, c);d\n1;2\n")
-    message = (
-        r"row 2: expected 2 columns, found 1\. The separator is a comma\. In \.csv files, quote cells and names that"
-    )
-    with pytest.raises(InputError, match=message):
-        list(read_rows(tmp_path / "a.csv"))
 
 
 @pytest.mark.parametrize("header", ["a", '"a"', '"a, b"', "\na"])
@@ -65,18 +59,24 @@ def test_a_header_without_separator_is_one_column(tmp_path, header):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "words"),
     [
-        ('a\n"b" c\n', r"row 2: not CSV \(line end expected after '\"'\)\. Close each quote, and double the quotes"),
-        ('a\nb\n"c\nd\n', r"row 3: not CSV \(unexpected end of data\)"),
-        ("a,b\n1\n", r"row 2: expected 2 columns, found 1"),
-        ("a,b\n1,2\n1,2,3\n", r"row 3: expected 2 columns, found 3"),
+        (
+            "a.csv",
+            'a\n"b" c\n',
+            "row 2: not CSV (line end expected after '\"'). Close each quote, and double the quotes",
+        ),
+        ("a.csv", 'a\nb\n"c\nd\n', "row 3: not CSV (unexpected end of data)"),
+        ("a.csv", "a,b\n1,2\n1,2,3\n", "row 3: expected 2 columns, found 3"),
+        ("a.csv", "a (b, c);d\n1;2\n", "row 2: expected 2 columns, found 1. The separator is a comma. In .csv files,"),
+        ("a.csv", "text,text,label\n", "a.csv: columns 1 and 2 are both called 'text'. Rename or remove one."),
+        ("a.json", '[["a, b", "yes"]]', 'In pandas: to_json(file, orient="records", lines=T'),
     ],
 )
-def test_broken_csv_is_refused(tmp_path, content, message):
-    (tmp_path / "a.csv").write_text(content)
-    with pytest.raises(InputError, match=message):
-        list(read_rows(tmp_path / "a.csv"))
+def test_bad_tables(tmp_path, name, content, words):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=re.escape(words)):
+        list(read_rows(tmp_path / name))
 
 
 def test_values_keep_their_text(tmp_path):
@@ -90,29 +90,6 @@ def test_values_keep_their_text(tmp_path):
     assert read == rows and [type(row["label"]) for row in read] == [type(row["label"]) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("name", "header", "message"),
-    [
-        ("a.csv", "text,text,label", r"a\.csv: columns 1 and 2 are both called 'text'\. Rename or remove one\.$"),
-        ("a.tsv", "id\ttext\tid", r"a\.tsv: columns 1 and 3 are both called 'id'"),
-    ],
-)
-def test_two_columns_of_one_name(tmp_path, name, header, message):
-    (tmp_path / name).write_text(f"{header}\n")
-    with pytest.raises(InputError, match=message):
-        list(read_rows(tmp_path / name))
-
-
-def test_json_of_pandas_is_read_or_refused(tmp_path):
-    frame = pandas.DataFrame(ROWS)
-    frame.to_json(tmp_path / "a.json", orient="values")
-    with pytest.raises(InputError, match=r"a\.json, row 1: .* In pandas: to_json\(file, orient=.records., lines=T"):
-        list(read_rows(tmp_path / "a.json"))
-    for arguments in ({"orient": "records"}, {"orient": "records", "lines": True}):
-        frame.to_json(tmp_path / "a.json", **arguments)
-        assert [values for _, values in read_rows(tmp_path / "a.json")] == ROWS
-
-
 def test_class_labels_of_a_dataset_become_names():
     label = ClassLabel(names=["no", "yes"])
     features = Features({"text": Value("string"), "label": label, "tags": List(label)})
@@ -120,13 +97,6 @@ def test_class_labels_of_a_dataset_become_names():
     rows = read_rows(Dataset.from_dict(columns, features=features))
     expected = [(1, "yes", ["no", "yes"]), (2, "no", []), (3, None, None)]
     assert [(row, values["label"], values["tags"]) for row, values in rows] == expected
-
-
-def test_an_error_of_a_transform_is_its_own():
-    dataset = Dataset.from_dict({"text": ["12", "x"]}).with_transform(lambda rows: {"n": list(map(int, rows["text"]))})
-    with pytest.raises(ValueError, match=r"^invalid literal for int") as raised:
-        list(read_rows(dataset))
-    assert not isinstance(raised.value, InputError)
 
 
 def test_a_dataset_with_text_that_is_not_utf_8():

@@ -63,50 +63,54 @@ def test_table_results_plot_and_card(folder, capsys):
     assert metadata["model-index"] == card.data.to_dict()["model-index"]
 
 
+def score(folder, *flags):
+    assert evaluate(folder, *flags, "--output_dir", folder / "out", "--overwrite_output_dir") == 0
+    return json.loads((folder / "out/results.json").read_text())
+
+
 def test_random_weights_are_the_same_for_a_seed_and_data_is_named_after_its_folders(folder):
     for name in ("a", "b"):
         (folder / name).mkdir()
         (folder / name / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
-
-    def score():
-        flags = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--output_dir", folder / "out"]
-        flags += ["--config_overrides", "initializer_range=0.5", "--overwrite_output_dir"]
-        assert evaluate(folder, *flags, "--pairs_file", folder / "*/pairs.jsonl") == 0
-        return json.loads((folder / "out/results.json").read_text())["minimal_pairs"]
-
-    first, second = score(), score()
-    assert first["paradigms"] == second["paradigms"] and first["dataset"] == "a, b"
+    flags = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--pairs_file", folder / "*/pairs.jsonl"]
+    first, second = (score(folder, *flags, "--config_overrides", "initializer_range=0.5") for _ in range(2))
+    assert first["minimal_pairs"]["paradigms"] == second["minimal_pairs"]["paradigms"]
+    assert first["minimal_pairs"]["dataset"] == "a, b"
 
 
 def test_bf16_gives_nearly_the_same_scores(folder):
     (folder / "text.txt").write_text("The cat sleeps. The cats sleep in the garden.\n" * 20)
-    scores = []
-    for flags in ([], ["--bf16"]):
-        argv = ["--model_name_or_path", folder / "model", "--validation_file", folder / "text.txt", *flags]
-        assert evaluate(folder, *argv, "--output_dir", folder / "out", "--overwrite_output_dir") == 0
-        scores.append(json.loads((folder / "out/results.json").read_text()))
-    exact, rounded = (score["held_out_text"]["metrics"]["mlm_loss"] for score in scores)
+    data = ["--model_name_or_path", folder / "model", "--validation_file", folder / "text.txt"]
+    results = [score(folder, *data, *flags) for flags in ([], ["--bf16"])]
+    exact, rounded = (result["held_out_text"]["metrics"]["mlm_loss"] for result in results)
     assert exact != rounded == pytest.approx(exact, rel=0.02)
-    assert [score["bf16"] for score in scores] == [False, True]
+    assert [result["bf16"] for result in results] == [False, True]
 
 
 def test_errors(folder, capsys):
-    def error(*argv) -> str:
-        assert evaluate(folder, *argv) == 2
-        return capsys.readouterr().err.removeprefix("snugbert evaluate: error: ")
-
     model = ["--model_name_or_path", folder / "model"]
-    assert "--config_name (random weights) cannot be combined with" in error(*model, "--config_name", "tiny")
+    card = folder / "model/README.md"
+    long = folder / "pairs/long.jsonl"
     (folder / "out").mkdir()
-    (folder / "out/results.json").write_text("{}")
-    assert "already contains results" in error(*model, "--output_dir", folder / "out")
-    (folder / "model/README.md").write_text("---\n[\n---\n")
-    assert "README.md is invalid" in error(*model, "--update_card")
-    (folder / "model/README.md").unlink()
-    assert "README.md. Remove the flag, or create the card first." in error(*model, "--update_card")
-    long = json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511})
-    (folder / "pairs/long.jsonl").write_text(f"{long}\n")
-    assert "long.jsonl, row 1: expected a sentence of at least one word and at most 512 tokens" in error(*model)
-    assert "(the model's limit), found 513 tokens. Remove the pair." in error(*model)
+    for file, text, flags, words in (
+        (None, "", ["--config_name", "tiny"], "--config_name (random weights) cannot be combined with"),
+        (folder / "out/results.json", "{}", ["--output_dir", folder / "out"], "already contains results"),
+        (card, "---\n[\n---\n", ["--update_card"], "README.md is invalid"),
+        (
+            long,
+            json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511}),
+            [],
+            "long.jsonl, row 1: expected",
+        ),
+    ):
+        if file is not None:
+            file.write_text(text)
+        assert evaluate(folder, *model, *flags) == 2
+        error = capsys.readouterr().err
+        assert words in error
+    assert "at most 512 tokens (the model's limit), found 513 tokens. Remove the pair." in error
+    card.unlink()
+    assert evaluate(folder, *model, "--update_card") == 2
+    assert "README.md. Remove the flag, or create the card first." in capsys.readouterr().err
     assert main(["evaluate", *map(str, model)]) == 2
     assert "no data. Pass --pairs_file, --validation_file, or both." in capsys.readouterr().err

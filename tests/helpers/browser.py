@@ -1,4 +1,4 @@
-"""Opens the demo page in a real Chromium, and reads what it shows."""
+"""Opens the demo page in a real Chromium."""
 
 import json
 import shutil
@@ -29,15 +29,13 @@ class Page:
         """The texts of displayed elements."""
         return [each.text for each in self.browser.find_elements("css selector", selector) if each.is_displayed()]
 
-    def type(self, label: str, text: str) -> None:
-        field = f"//label[.//span[normalize-space()='{label}']]//*[self::textarea or self::input]"
-        element = next(each for each in self.browser.find_elements("xpath", field) if each.is_displayed())
-        element.clear()
-        element.send_keys(text)
-
-    def click(self, text: str) -> None:
-        buttons = self.browser.find_elements("css selector", "button.primary")
-        next(each for each in buttons if each.is_displayed() and each.text == text).click()
+    def submit(self, text: str) -> None:
+        """Replaces the text in the first field, and clicks the button."""
+        fields, buttons = (self.browser.find_elements("css selector", tag) for tag in ("textarea", "button.primary"))
+        field = next(filter(lambda each: each.is_displayed(), fields))
+        field.clear()
+        field.send_keys(text)
+        next(filter(lambda each: each.is_displayed(), buttons)).click()
 
     def wait(self, look: Callable[[], Any]) -> None:
         """Waits until `look` returns something true."""
@@ -61,8 +59,6 @@ def opened(url: str, profile: Path) -> Iterator[Page]:
         page.wait(lambda: page.texts("button[role=tab]"))
         yield page
         messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-        asked = [
-            each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"
-        ]
-        hosts = {urlsplit(each).hostname for each in asked if not each.startswith(("data:", "blob:", "chrome:"))}
+        sent = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+        hosts = {urlsplit(each).hostname for each in sent if not each.startswith(("data:", "blob:", "chrome:"))}
         assert hosts == {urlsplit(url).hostname}

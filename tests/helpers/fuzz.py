@@ -36,8 +36,7 @@ from snugbert.errors import COMMAND, InputError
 
 SECONDS, PATIENCE = 10, 60  # of computing and of waiting, for a file
 MEGABYTES = 300  # that a file of a few kilobytes may take
-# A command prints these without a traceback.
-REFUSALS = (InputError, OSError, SafetensorError)
+REFUSALS = (InputError, OSError, SafetensorError)  # a command prints these without a traceback
 
 
 def find_defects(name: str, numbers: Iterable[int], seed: int = 1) -> int:
@@ -47,7 +46,6 @@ def find_defects(name: str, numbers: Iterable[int], seed: int = 1) -> int:
     """
     make_small()
     torch.set_num_threads(1)
-    gc.collect()
     gc.freeze()  # Trainer requests garbage collection
     os.environ[COMMAND] = "fuzz"  # messages name flags
     sys.stdout.reconfigure(errors="backslashreplace")
@@ -57,21 +55,26 @@ def find_defects(name: str, numbers: Iterable[int], seed: int = 1) -> int:
     with tempfile.TemporaryDirectory() as root:
         original, folder = Path(root, "original"), Path(root, "folder")
         folder.mkdir()
-        FORMATS[name].write(folder)
+        write, patterns, read = FORMATS[name]
+        write(folder)
         folder.rename(original)
-        chosen = [file for pattern in FORMATS[name].patterns for file in sorted(original.glob(pattern))]
-        # No command opens the code of a model.
-        chosen = [file.relative_to(original) for file in chosen if file.is_file() and file.suffix != ".py"]
-        for file in chosen:  # what undamaged files load would otherwise seem to be taken by the first damaged file
-            _restore(folder, original)
-            FORMATS[name].read(folder, folder / file)
+        files = [file for pattern in patterns for file in sorted(original.glob(pattern))]
+        files = [file.relative_to(original) for file in files if file.is_file() and file.suffix != ".py"]
+
+        def restore() -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(original, folder)
+
+        for file in files:  # what undamaged files load would otherwise seem to be taken by the first damaged file
+            restore()
+            read(folder, folder / file)
         for number in numbers:
-            _restore(folder, original)
+            restore()
             rng = random.Random(f"{seed} {number}")
-            file = rng.choice(chosen)
+            file = rng.choice(files)
             (folder / file).write_bytes(mutate((original / file).read_bytes(), file.name, rng))
             print(f"\r{name} {number} {file}", end=" ", flush=True)
-            outcome, detail = _read_file(FORMATS[name].read, folder, folder / file)
+            outcome, detail = _read_file(read, folder, folder / file)
             counts[outcome] += 1
             if outcome == "defect":
                 print(detail)
@@ -100,11 +103,6 @@ def _read_file(read: Callable[[Path, Path], Any], folder: Path, file: Path) -> t
     if seconds > SECONDS or megabytes > MEGABYTES:
         return "defect", f"{seconds:.0f} s, {megabytes:.0f} MB"
     return outcome, ""
-
-
-def _restore(folder: Path, original: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(original, folder)
 
 
 def _peak_megabytes() -> float:

@@ -4,9 +4,8 @@ import csv
 import gzip
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas
@@ -22,7 +21,7 @@ from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.data.documents import read_documents
-from snugbert.families.loading import load_tokenizer
+from snugbert.families.loading import check_ids, load_tokenizer
 from snugbert.families.reading import read_checkpoint as read_checkpoint_to_convert
 from snugbert.families.sentence_transformers_files import copy_files
 from snugbert.families.weight_files import read_weights
@@ -35,21 +34,6 @@ from snugbert.tasks.tagging import Tagging
 from snugbert.tasks.task_arguments import GlueDataArguments
 
 WORDS = [f"w{number}" for number in range(90)]
-
-
-class Format(NamedTuple):
-    """Files of one kind.
-
-    Attributes:
-        write: writes undamaged files into an empty folder.
-        patterns: the names of the files to mutate.
-        read: reads the folder as a command does. It gets the folder and the mutated file, and raises AssertionError if
-            what it read is not plausible.
-    """
-
-    write: Callable[[Path], Any]
-    patterns: tuple[str, ...]
-    read: Callable[[Path, Path], Any]
 
 
 def make_small() -> None:
@@ -66,9 +50,6 @@ def make_tokenizer() -> snugbert.SnugBertTokenizer:
 def make_texts(number: int) -> list[str]:
     generator = random.Random(0)
     return [" ".join(generator.choices(WORDS, k=generator.randint(2, 9))) for _ in range(number)]
-
-
-# --- corpus and checkpoint --------------------------------------------------------------------------------------
 
 
 def write_corpus(folder: Path) -> None:
@@ -96,9 +77,6 @@ def read_checkpoint(folder: Path, mutated: Path) -> None:
     assert trainer.state.global_step == 3, "the run did not continue"
 
 
-# --- tables and JSON --------------------------------------------------------------------------------------------
-
-
 def write_tables(folder: Path) -> None:
     """Writes the same rows as TSV, CSV, JSON and CoNLL, plain and compressed, and rows of other kinds."""
     texts = make_texts(12)
@@ -116,23 +94,21 @@ def write_tables(folder: Path) -> None:
         (folder / f"table.{suffix}.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
         (folder / f"table.{suffix}.zst").write_bytes(compress_zstd(text.encode()))
     frame.rename(columns={"sentence1": "text"}).to_parquet(folder / "table.parquet")
-    tagged = pandas.DataFrame([{"tokens": text.split(), "ner_tags": ["O"] * len(text.split())} for text in texts])
-    tagged.to_json(folder / "tagged.jsonl", orient="records", lines=True)
+    tagged = [{"tokens": text.split(), "ner_tags": ["O"] * len(text.split())} for text in texts]
+    (folder / "tagged.jsonl").write_text("\n".join(map(json.dumps, tagged)))
 
 
 def read_table(folder: Path, mutated: Path) -> None:
     if mutated.suffix == ".parquet":
         assert all(isinstance(line, str) for document in read_documents([mutated]) for line in document)
-        return
-    if mutated.name.startswith("tagged") or ".conll" in mutated.name:
+    elif mutated.name.startswith("tagged") or ".conll" in mutated.name:
         split = Tagging().read_splits({"train": [mutated]})["train"]
         assert all(sentence.words for sentence in split.sentences), "a sentence is empty"
-        return
-    task = TextClassification(GlueDataArguments(train_file=str(mutated), validation_file=str(mutated)))
-    splits = task.read_splits({"train": [mutated]})
-    labels = choose_labels(None, splits, [])
-    encoded = encode_labels(splits["train"], labels)
-    assert len(encoded) == len(splits["train"].texts[0]), "an example has no label"
+    else:
+        task = TextClassification(GlueDataArguments(train_file=str(mutated), validation_file=str(mutated)))
+        splits = task.read_splits({"train": [mutated]})
+        encoded = encode_labels(splits["train"], choose_labels(None, splits, []))
+        assert len(encoded) == len(splits["train"].texts[0]), "an example has no label"
 
 
 EMBEDDER: dict[str, Any] = {
@@ -163,15 +139,10 @@ def read_embedder(folder: Path, mutated: Path) -> None:
     copy_files(folder, folder / "copy")
 
 
-# --- YAML -------------------------------------------------------------------------------------------------------
-
-
 def write_yaml(folder: Path) -> None:
+    files = f"train_file: [{folder}/flags.yaml, {folder}/*.yaml]"
     (folder / "flags.yaml").write_text(
-        f"tokenizer_name: {folder}\n"
-        f"train_file: [{folder}/flags.yaml, {folder}/*.yaml]\n"
-        "language: en\n"
-        "preprocessing_num_workers: 3\n"
+        f"tokenizer_name: {folder}\n{files}\nlanguage: en\npreprocessing_num_workers: 3\n"
     )
 
 
@@ -181,23 +152,17 @@ def read_yaml(folder: Path, mutated: Path) -> None:
     assert isinstance(tokenizer.trust_remote_code, bool) and isinstance(text.train_file, list | None)
 
 
-# --- model and tokenizer ----------------------------------------------------------------------------------------
-
-
 def write_model(folder: Path) -> None:
     """Writes the model, and the same in shards."""
-    tokenizer = make_tokenizer()
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes |= {"vocab_size": len(make_tokenizer()), "max_position_embeddings": 64}
     more = {"document_windows": {"max_seq_length": 32, "doc_stride": 8}, "thresholds": {"yes": 0.4}}
-    labels = {0: "no", 1: "yes"}
-    config = snugbert.SnugBertConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=64, id2label=labels, text_columns=["text"], **sizes, **more
-    )
+    config = snugbert.SnugBertConfig(id2label={0: "no", 1: "yes"}, text_columns=["text"], **sizes, **more)
     model = snugbert.SnugBertForSequenceClassification(config)
     model.save_pretrained(folder)
     model.save_pretrained(folder / "shards", max_shard_size="5KB")
-    tokenizer.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
     (folder / "rows.jsonl").touch()
 
 
@@ -222,16 +187,19 @@ def write_tokenizers(folder: Path) -> None:
 
 def read_tokenizer(folder: Path, mutated: Path) -> None:
     tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=str(mutated.parent)))
+    check_ids(tokenizer, str(mutated.parent))
     ids = np.concatenate(tokenizer(make_texts(4), truncation=True, max_length=8)["input_ids"])
     assert len(ids) and 0 <= ids.min() and ids.max() < len(tokenizer), "a token is outside the vocabulary"
 
 
+# Writes undamaged files into an empty folder; the names of the files to mutate; reads the folder as a command does.
+# A reader gets the folder and the mutated file. It raises AssertionError if what it read is not plausible.
 FORMATS = {
-    "corpus": Format(write_corpus, ("*.arrow", "*.index"), read_corpus),
-    "checkpoint": Format(write_checkpoint, ("checkpoint-2/*",), read_checkpoint),
-    "table": Format(write_tables, ("table.*", "tagged.*"), read_table),
-    "embedder": Format(write_embedder, ("*.json", "*/*.json"), read_embedder),
-    "yaml": Format(write_yaml, ("flags.yaml",), read_yaml),
-    "tokenizer": Format(write_tokenizers, ("json/*.json", "txt/vocab.txt"), read_tokenizer),
-    "model": Format(write_model, ("config.json", "*.safetensors", "shards/model*"), read_model),
+    "corpus": (write_corpus, ("*.arrow", "*.index"), read_corpus),
+    "checkpoint": (write_checkpoint, ("checkpoint-2/*",), read_checkpoint),
+    "table": (write_tables, ("table.*", "tagged.*"), read_table),
+    "embedder": (write_embedder, ("*.json", "*/*.json"), read_embedder),
+    "yaml": (write_yaml, ("flags.yaml",), read_yaml),
+    "tokenizer": (write_tokenizers, ("json/*.json", "txt/vocab.txt"), read_tokenizer),
+    "model": (write_model, ("config.json", "*.safetensors", "shards/model*"), read_model),
 }

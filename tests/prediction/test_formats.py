@@ -16,31 +16,26 @@ from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WORDS = family_checkpoints.WORDS
-
-
-def write_checkpoint(folder: Path, head: str, labels: list[str]) -> Path:
-    id2label = dict(enumerate(labels))
-    label2id = {label: number for number, label in id2label.items()}
-    fields = {"initializer_range": 0.2, "id2label": id2label, "label2id": label2id}
-    family_checkpoints.write_checkpoint(folder, "bert", head, **fields)
-    return folder
+HEADS = {
+    "classifier": ("ForSequenceClassification", ["good; ok", "bad, poor"]),
+    "tagger": ("ForTokenClassification", ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]),
+}
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"), "ForSequenceClassification", ["good; ok", "bad, poor"])
+def models(tmp_path_factory) -> Path:
+    """A folder with a classifier and a tagger."""
+    root = tmp_path_factory.mktemp("models")
+    for name, (head, labels) in HEADS.items():
+        fields = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+        family_checkpoints.write_checkpoint(root / name, "bert", head, initializer_range=0.2, **fields)
+    return root
 
 
-@pytest.fixture(scope="module")
-def tagger(tmp_path_factory) -> Path:
-    labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    return write_checkpoint(tmp_path_factory.mktemp("model"), "ForTokenClassification", labels)
-
-
-def predict(model: Path, source: Path, output: str, *arguments: str) -> Path:
+def predict(model: Path, source: Path, output: str, *arguments: str, status: int = 0) -> Path:
     """Predicts a file, and returns the output next to it."""
     files = ["--input_file", str(source), "--output_file", str(source.with_name(output))]
-    assert main(["predict", "--model_name_or_path", str(model), *files, *arguments]) == 0
+    assert main(["predict", "--model_name_or_path", str(model), *files, *arguments]) == status
     return source.with_name(output)
 
 
@@ -51,7 +46,7 @@ def predict_in_shards(model: Path, source: Path, suffix: str) -> bytes:
     return b"".join(file.read_bytes() for file in sorted(source.parent.glob(f"part-*{suffix}")))
 
 
-def interrupt_and_predict(model: Path, source: Path, output: str, monkeypatch) -> Path:
+def interrupt_and_predict(model: Path, source: Path, output: str, monkeypatch) -> bytes:
     """Interrupts a run after its first window, and continues it."""
     write = run.write_atomically
 
@@ -61,54 +56,48 @@ def interrupt_and_predict(model: Path, source: Path, output: str, monkeypatch) -
 
     with monkeypatch.context() as context:
         context.setattr(run, "write_atomically", write_and_stop)
-        files = ["--input_file", str(source), "--output_file", str(source.with_name(output))]
-        assert main(["predict", "--model_name_or_path", str(model), *files]) == 130
-    return predict(model, source, output)
+        predict(model, source, output, status=130)
+    return predict(model, source, output).read_bytes()
+
+
+def values_of(file: Path) -> list[dict]:
+    return [values for _, values in read_rows(file)]
 
 
 TEXTS = ['Ann, "who" is', "a; b\nand\rc", "", "was \u2028 it", "ü, ß", "who"]
 
 
-@pytest.mark.parametrize(
-    ("start", "separator"),
-    [("", ","), ("", "\t"), ("\ufeff", ";"), ("one column", ",")],
-)
-def test_csv(classifier, tmp_path, monkeypatch, start, separator):
+@pytest.mark.parametrize(("start", "separator"), [("", "\t"), ("\ufeff", ";"), ("one column", ",")])
+def test_csv(models, tmp_path, monkeypatch, start, separator):
     monkeypatch.setattr(run, "WINDOW_ROWS", 2)
-    table = io.StringIO()
+    model, table = models / "classifier", io.StringIO()
     rows = [[text] if start == "one column" else [str(number), text] for number, text in enumerate(TEXTS)]
     header = ["text"] if start == "one column" else ["id; n, o|p", "text"]
     csv.writer(table, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([header, *rows])
     source = tmp_path / "rows.csv.gz"
     source.write_bytes(gzip.compress((start.replace("one column", "") + table.getvalue()).encode()))
 
-    whole = predict(classifier, source, "out.csv").read_bytes()
+    whole = predict(model, source, "out.csv").read_bytes()
     assert whole.startswith("\ufeff".encode()) == (start == "\ufeff")
     # The output can be read again as CSV, with the values of the JSON lines.
-    again = tmp_path / "again.csv"
-    again.write_bytes(whole)
-    lines = predict(classifier, source, "out.jsonl").read_text(encoding="utf-8")
-    expected = [json.loads(line) for line in lines.split("\n")[:-1]]
-    found = [values for _, values in read_rows(again)]
-    assert [{**row, "probabilities": json.loads(row["probabilities"])} for row in found] == expected
+    found, expected = values_of(tmp_path / "out.csv"), values_of(predict(model, source, "out.jsonl"))
+    assert [row | {"probabilities": json.loads(row["probabilities"])} for row in found] == expected
     assert [row["text"] for row in found] == TEXTS and len(expected[0]) == len(header) + 2
+    assert predict_in_shards(model, source, ".csv") == whole
+    assert interrupt_and_predict(model, source, "resumed.csv", monkeypatch) == whole
 
-    assert predict_in_shards(classifier, source, ".csv") == whole
-    assert interrupt_and_predict(classifier, source, "resumed.csv", monkeypatch).read_bytes() == whole
 
-
-def test_tsv_and_entities(tagger, tmp_path):
+def test_tsv_and_entities(models, tmp_path):
     source = tmp_path / "rows.tsv"
     source.write_text("id\ttext\n" + "".join(f'{number}\t"{text}\n' for number, text in enumerate(WORDS)))
-    whole = predict(tagger, source, "out.tsv")
-    found = [values for _, values in read_rows(whole)]
-    expected = [values for _, values in read_rows(predict(tagger, source, "out.jsonl"))]
-    assert [{**row, "entities": json.loads(row["entities"])} for row in found] == expected
+    whole = predict(models / "tagger", source, "out.tsv")
+    expected = values_of(predict(models / "tagger", source, "out.jsonl"))
+    assert [row | {"entities": json.loads(row["entities"])} for row in values_of(whole)] == expected
     assert any(row["entities"] for row in expected)
-    assert predict_in_shards(tagger, source, ".tsv") == whole.read_bytes()
+    assert predict_in_shards(models / "tagger", source, ".tsv") == whole.read_bytes()
 
 
-def make_conll(line_end: str = "\n") -> str:
+def make_conll(line_end: str) -> str:
     """Sentences in IOB1, with comments, documents, several blank lines and a byte order mark."""
     sentences = [
         "".join(
@@ -116,53 +105,50 @@ def make_conll(line_end: str = "\n") -> str:
         )
         for index in [*range(1, 12), 200]  # the last one takes several windows
     ]
-    text = (
-        "\ufeff-DOCSTART- -X- O\n\n# id = 1 2\n" + "\n".join(sentences) + "\n\n-DOCSTART- -X- O\n\na NN O\n\n\n# end\n"
-    )
+    document = "-DOCSTART- -X- O\n\n"
+    text = f"\ufeff{document}# id = 1 2\n" + "\n".join(sentences) + f"\n\n{document}a NN O\n\n\n# end\n"
     return text.replace("\n", line_end)
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_conll_like_ner(tagger, tmp_path, monkeypatch, line_end):
+@pytest.mark.parametrize("line_end", ["\n", "\r"])
+def test_conll_like_ner(models, tmp_path, monkeypatch, line_end):
     monkeypatch.setattr(run, "WINDOW_ROWS", 2)
-    source = tmp_path / "test.conll"
+    tagger, source = models / "tagger", tmp_path / "test.conll"
     source.write_bytes(make_conll(line_end).encode())
     whole = predict(tagger, source, "out.conll").read_bytes()
     if line_end == "\n":
         arguments = ["--test_file", str(source), "--do_predict", "--output_dir", str(tmp_path / "ner"), "--use_cpu"]
         assert main(["ner", "--model_name_or_path", str(tagger), *arguments]) == 0
-        expected = (tmp_path / "ner" / "predictions.conll").read_bytes()
-        assert whole == expected != source.read_bytes()
-    assert whole.count(line_end.encode()) == make_conll().count("\n")
+        assert whole == (tmp_path / "ner" / "predictions.conll").read_bytes() != source.read_bytes()
+    assert whole.count(line_end.encode()) == make_conll("\n").count("\n")
     assert predict_in_shards(tagger, source, ".conll") == whole
-    assert interrupt_and_predict(tagger, source, "resumed.conll", monkeypatch).read_bytes() == whole
+    assert interrupt_and_predict(tagger, source, "resumed.conll", monkeypatch) == whole
     # The same tags as for JSON, which are in the labels of the model.
-    rows = [values for _, values in read_rows(predict(tagger, source, "out.jsonl"))]
+    rows = values_of(predict(tagger, source, "out.jsonl"))
     lines = whole.decode().replace(line_end, "\n").split("\n")
     cells = [line.split() for line in lines if line and not line.strip("\ufeff").startswith(("-DOC", "# "))]
     assert [word for row in rows for word in row["tokens"]] == [word for word, _, _ in cells]
     assert [tag[1:].strip("-") for row in rows for tag in row["predicted_tags"]] == [tag[2:] for *_, tag in cells]
 
 
-def test_conll_columns(tagger, tmp_path, caplog):
+def test_conll_columns(models, tmp_path, caplog):
     words = [WORDS[0], WORDS[1]]
     (tmp_path / "words.jsonl").write_text(json.dumps({"tokens": words}))
-    ((_, row),) = read_rows(predict(tagger, tmp_path / "words.jsonl", "out.jsonl"))
+    (row,) = values_of(predict(models / "tagger", tmp_path / "words.jsonl", "out.jsonl"))
     first, second = convert_tags(row["predicted_tags"], "bio")
-    for name, content, expected, arguments in (
+    column = ("--text_column_names", "2")
+    for name, content, expected, flags in (
         ("words.txt", "-DOCSTART-\n\n{}\n{}\n", "-DOCSTART- O\n\n{} {}\n{} {}\n", ()),
         ("pos.conll", "{} NN\n{} O\n", "{} NN {}\n{} O {}\n", ()),
-        ("ids.conllu", "# text = a b\n1\t{}\t_\n2\t{}\t_\n", "# text = a b\n1\t{}\t_\t{}\n2\t{}\t_\t{}\n", ("2",)),
+        ("ids.conllu", "# text = a b\n1\t{}\t_\n2\t{}\t_\n", "# text = a b\n1\t{}\t_\t{}\n2\t{}\t_\t{}\n", column),
         ("bare.conll", "{} B\n{} I\n", "{} {}\n{} {}\n", ()),
-        ("last.conll", "1 {}\n2 {}", "1 {} {}\n2 {} {}", ("2",)),
+        ("last.conll", "1 {}\n2 {}", "1 {} {}\n2 {} {}", column),
     ):
         source = tmp_path / name
         source.write_text(content.format(*words))
-        flags = [flag for column in arguments for flag in ("--text_column_names", column)]
-        output = predict(tagger, source, f"out{source.suffix}", "--overwrite_output_file", *flags)
+        output = predict(models / "tagger", source, f"out{source.suffix}", "--overwrite_output_file", *flags)
         assert output.read_text() == expected.format(words[0], first, words[1], second)
     assert "pos.conll, line 1: 'NN' is not an entity tag. Predictions are written to a new column." in caplog.text
     assert "only numbers" not in caplog.text
-    predict(tagger, tmp_path / "ids.conllu", "other.jsonl")
-    assert "ids.conllu: the first column has only numbers" in caplog.text
-    assert "set --text_column_names 2." in caplog.text
+    predict(models / "tagger", tmp_path / "ids.conllu", "other.jsonl")
+    assert "If the words are in column 2, set --text_column_names 2." in caplog.text

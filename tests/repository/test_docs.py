@@ -3,7 +3,6 @@
 import ast
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -87,14 +86,6 @@ def test_every_module_says_what_is_in_it(folder):
     assert not [file for file in files if not ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))]
 
 
-def test_the_tour_of_the_code_names_files():
-    rows = re.findall(r"^\| [^|]+\? \| ([^|]+) \| ([^|]+) \|$", PAGES["docs/explanation/code.md"], flags=re.MULTILINE)
-    assert len(rows) == 9
-    for files, tests in rows:
-        assert all((ROOT / "snugbert" / name).exists() for name in re.findall(r"`(.*?)`", files)), files
-        assert all((ROOT / "tests" / name).exists() for name in re.findall(r"`(.*?)`", tests)), tests
-
-
 def test_the_reference_has_every_command():
     assert re.findall(r"^<!-- help: (\w+) -->$", PAGES["docs/reference/command-line.md"], re.MULTILINE) == [*COMMANDS]
 
@@ -102,20 +93,6 @@ def test_the_reference_has_every_command():
 def test_the_reference_has_every_public_name():
     documented = set(re.findall(r"^::: snugbert\.(\w+)$", PAGES["docs/reference/python-api.md"], flags=re.MULTILINE))
     assert documented == set(snugbert.__all__) - {"SnugBertPreTrainedModel"}
-
-
-def test_the_site_shows_the_defaults_of_the_configuration():
-    pytest.importorskip("mkdocs")
-    griffe = pytest.importorskip("griffe")
-    file = ROOT / "snugbert/configuration_snugbert.py"
-    module = griffe.visit(file.stem, file, file.read_text(encoding="utf-8"), docstring_parser="google")
-    config = module["SnugBertConfig"]
-    griffe.load_extensions(str(DOCS / "hooks.py")).call("on_object", obj=config, loader=None)
-    sections = config.docstring.parsed
-    (parameters,) = [section.value for section in sections if section.kind.value == "parameters"]
-    assert {parameter.annotation for parameter in parameters} == {"bool", "float", "int", "str"}
-    shown = {parameter.name: ast.literal_eval(parameter.value) for parameter in parameters}
-    assert shown == {field.name: field.default for field in fields(snugbert.SnugBertConfig) if field.name in shown}
 
 
 def test_the_index_has_every_decision():
@@ -137,3 +114,18 @@ def test_the_reference_has_every_file_of_an_output_folder():
     page = PAGES["docs/reference/output-folders.md"]
     missing = {name for name in names - {"special_tokens_map.json", "added_tokens.json"} if f"`{name}`" not in page}
     assert "learning_curve.png" in names and not missing
+
+
+def test_the_readme_is_short_and_names_every_command():
+    readme = PAGES["README.md"]
+    assert len(readme.splitlines()) <= 150
+    assert re.findall(r"^make (\w+)", "".join(read_code("README.md", "bash")), flags=re.MULTILINE)[:2] == [
+        "demo",
+        "test",
+    ]
+    section = re.search(r"^## Your own text in seven commands$(.*?)^## ", readme, flags=re.DOTALL | re.MULTILINE)[1]
+    commands = re.findall(r"^snugbert (\w+) ", section, flags=re.MULTILINE)
+    assert commands == ["vocabulary", "pretrain", "glue", "squad", "ner", "predict", "export"]
+    assert set(COMMANDS) == {*commands, *re.findall(r"`snugbert (swag|prepare|evaluate|convert|demo)`", section)}
+    names = re.findall(r"snugbert\.([A-Z]\w+)", "".join(read_code("README.md", "python")))
+    assert names and set(names) <= set(snugbert.__all__)

@@ -42,18 +42,6 @@ def test_every_locked_package_has_hashes_and_no_index(name):
     assert [entry for entry in entries if not re.fullmatch(pattern, entry)] == []
 
 
-def test_the_lock_allows_what_is_required():
-    """It was made after the last change of pyproject.toml."""
-    lock = (ROOT / "constraints.txt").read_text("utf-8")
-    pins = {}
-    for name, version in re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE):
-        pins.setdefault(canonicalize_name(name), []).append(version)
-    groups = [text for name, texts in PROJECT["dependency-groups"].items() if name != "serve" for text in texts]
-    for requirement in [*REQUIREMENTS, *map(Requirement, groups + PROJECT["build-system"]["requires"])]:
-        for version in pins[canonicalize_name(requirement.name)]:
-            assert requirement.specifier.contains(version), (requirement, version)
-
-
 def test_every_dependency_has_a_license_that_allows_to_depend_on_it():
     table = read_table()
     assert table.keys() == list_locked(), f"Run python tests/licenses.py, and complete {TABLE.name} by hand."

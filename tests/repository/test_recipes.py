@@ -12,7 +12,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArgum
 from snugbert_cli import main
 
 ROOT = Path(__file__).parents[2]
-# Not the job of Kubernetes, which tests/repository/test_restarts.py runs.
+# Not the job of Kubernetes, which tests/repository/test_schedulers.py runs.
 RECIPES = sorted({*(ROOT / "examples").glob("pretrain_*.yaml")} - {ROOT / "examples/pretrain_kubernetes.yaml"})
 
 
@@ -28,7 +28,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_recipes_are_arguments_of_the_command(recipe, tmp_path, monkeypatch):
+def test_recipes_and_their_comments_have_valid_arguments(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("corpus").mkdir()
     for name in ("corpus/text.txt.gz", "validation.txt.gz"):
@@ -41,9 +41,6 @@ def test_recipes_are_arguments_of_the_command(recipe, tmp_path, monkeypatch):
     assert per_process * processes == sequences
     assert data_args.parsed_phases[0].share == pytest.approx(share)
 
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_comments_name_commands_and_flags_that_exist(recipe, capsys):
     comment = "\n".join(re.findall(r"^#   (.*)", recipe.read_text(), flags=re.MULTILINE)).replace("\\\n", " ")
     assert f"snugbert pretrain --config examples/{recipe.name}" in comment
     for command, arguments in re.findall(r"snugbert (vocabulary|prepare|pretrain) (.*)", comment):

@@ -15,7 +15,6 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
-    BertModel,
     BertTokenizer,
     TokenizersBackend,
 )
@@ -25,7 +24,6 @@ from snugbert import (
     SnugBertForMaskedLM,
     SnugBertForPreTraining,
     SnugBertForReplacedTokenDetection,
-    SnugBertModel,
     SnugBertTokenizer,
 )
 from snugbert.cli.main import run_command
@@ -35,43 +33,8 @@ from snugbert.errors import InputError
 from snugbert.families.loading import load_config
 from snugbert.trainers.pretraining.electra import load_pair
 from snugbert.vocabulary.learning import SPECIAL_TOKENS
-from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.mark.slow
-def test_init_extends_a_real_checkpoint(tmp_path: Path, minilm: Path, data_dir: Path, capsys):
-    train_file, held_out = (data_dir / f"wiki_en/{split}.txt.gz" for split in ("train", "validation"))
-    tokens = train(tmp_path / "out", "--init", minilm, "--train_file", train_file, "--vocab_size", "32000")
-    printed = capsys.readouterr().out
-    assert "Added 1,478 tokens to the 30,522 of" in printed
-
-    old_tokenizer, tokenizer = AutoTokenizer.from_pretrained(minilm), AutoTokenizer.from_pretrained(tmp_path / "out")
-    old = old_tokenizer.get_vocab()
-    assert type(tokenizer) is SnugBertTokenizer and len(tokens) == len(set(tokens)) == len(tokenizer) == 32000
-    assert tokens[:30522] == sorted(old, key=old.__getitem__)
-    lengths = []
-    for file in (train_file, held_out):
-        lines = list(islice(read_lines([file]), 300))
-        lengths.append([sum(map(len, t(lines, verbose=False)["input_ids"])) for t in (old_tokenizer, tokenizer)])
-    assert lengths[0][1] < 0.99 * lengths[0][0] and lengths[1][1] < lengths[1][0]
-
-    before = BertModel.from_pretrained(minilm).eval()
-    after, info = SnugBertModel.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    embeddings, new_embeddings = before.embeddings.word_embeddings.weight, after.embeddings.word_embeddings.weight
-    assert torch.equal(new_embeddings[:30522], embeddings)
-    for index in range(30522, 32000):
-        expected = embeddings[split_longest_first(tokens[index], old)].mean(dim=0)
-        torch.testing.assert_close(new_embeddings[index], expected, msg=tokens[index])
-    sentence = "The house is on the river."  # contains no new token
-    inputs = tokenizer(sentence, return_tensors="pt")
-    assert inputs["input_ids"].tolist() == old_tokenizer(sentence, return_tensors="pt")["input_ids"].tolist()
-    torch.testing.assert_close(after.eval()(**inputs)[0], before(**inputs)[0], atol=1e-4, rtol=1e-4)
-    with_new = tokenizer(" ".join(token for token in tokens[30522:30560] if token[0] != "#"), return_tensors="pt")
-    assert with_new["input_ids"].max() >= 30522
-    assert after(**with_new)[0].isfinite().all()
 
 
 @pytest.fixture
@@ -89,12 +52,15 @@ def small_checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "old"
 
 
-def test_init_extends_the_output_bias_and_keeps_added_tokens(tmp_path: Path, small_checkpoint: Path):
-    train(tmp_path / "new", "--init", small_checkpoint, "--train_file", tmp_path / "ties.txt", "--vocab_size", "80")
+def test_init_extends_embeddings_and_output_bias_and_keeps_added_tokens(tmp_path, small_checkpoint, capsys):
+    text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
+    tokens = train(tmp_path / "new", "--init", small_checkpoint, *text)
+    assert "Added 39 tokens to the 41 of" in capsys.readouterr().out
     before = BertForMaskedLM.from_pretrained(small_checkpoint)
     after = SnugBertForMaskedLM.from_pretrained(tmp_path / "new")
     old, new = AutoTokenizer.from_pretrained(small_checkpoint), AutoTokenizer.from_pretrained(tmp_path / "new")
-    assert len(old) == 41 and len(new) == after.config.vocab_size == 80
+    assert type(new) is SnugBertTokenizer and tokens[:41] == old.convert_ids_to_tokens(range(41))
+    assert len(old) == 41 and len(set(tokens)) == len(new) == after.config.vocab_size == 80
     assert new.tokenize("aebc snug-bert AEBC")[-2:] == ["snug-bert", "[UNK]"]
     assert new.convert_tokens_to_ids("snug-bert") == 40
     assert (new.do_lower_case, new.tokenize("AE")) == (False, ["[UNK]"])
@@ -106,10 +72,6 @@ def test_init_extends_the_output_bias_and_keeps_added_tokens(tmp_path: Path, sma
             ids = split_longest_first(new.convert_ids_to_tokens(index), old.get_vocab())
             assert len(ids) > 1
             torch.testing.assert_close(longer[index], table[ids].mean(dim=0))
-    run = ["--model_name_or_path", str(tmp_path / "new"), "--train_file", str(tmp_path / "ties.txt"), "--no_nsp"]
-    run += ["--max_steps", "1", "--max_seq_length", "16", "--use_cpu", "true", "--report_to", "none"]
-    assert snugbert_command(["pretrain", *run, "--output_dir", str(tmp_path / "pretrained")]) == 0
-    assert json.loads((tmp_path / "pretrained/config.json").read_text())["vocab_size"] == 80
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -190,29 +152,28 @@ def test_init_continues_merging(tmp_path: Path, bpe_folders, some_text, data_dir
         (["--do_lower_case"], r"--do_lower_case true: .*old has false"),
         (["--strip_accents", "true"], r"--strip_accents true: .*old has false"),
         (["--no_tokenize_chinese_chars"], r"--tokenize_chinese_chars false: .*old has true"),
+        (["--init", "{folder}/other"], r"--init: the tokenizer of .*other cannot be extended"),
+        (["--init", "{folder}/decoder"], r"config\.json: unsupported architecture BertLMHeadModel\. Supported: BertM"),
     ],
 )
-def test_init_refuses_contradicting_arguments(tmp_path: Path, small_checkpoint: Path, arguments, message):
-    text = ["--train_file", tmp_path / "ties.txt"]
+def test_init_refuses_what_contradicts_or_cannot_be_extended(tmp_path, small_checkpoint, arguments, message):
+    library = Tokenizer.from_file(str(small_checkpoint / "tokenizer.json"))
+    library.pre_tokenizer = ByteLevel()
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    special = dict(zip(names, SPECIAL_TOKENS, strict=True))
+    TokenizersBackend(tokenizer_object=library, **special).save_pretrained(tmp_path / "other")
+    shutil.copytree(small_checkpoint, tmp_path / "decoder")
+    config = json.loads((small_checkpoint / "config.json").read_text())
+    (tmp_path / "decoder/config.json").write_text(json.dumps(config | {"architectures": ["BertLMHeadModel"]}))
+    arguments = [argument.format(folder=tmp_path) for argument in arguments]
+    text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
     with pytest.raises(InputError, match=message):
         train(tmp_path / "new", "--init", small_checkpoint, *text, *arguments)
     assert not list(tmp_path.glob("new/*"))
 
 
-def test_init_refuses_tokenizers_and_models_it_cannot_extend(tmp_path: Path, small_checkpoint: Path):
-    text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
-    library = Tokenizer.from_file(str(small_checkpoint / "tokenizer.json"))
-    library.pre_tokenizer = ByteLevel()
-    special = dict(
-        zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
-    )
-    TokenizersBackend(tokenizer_object=library, **special).save_pretrained(tmp_path / "other")
-    with pytest.raises(InputError, match=r"--init: the tokenizer of .*other cannot be extended"):
-        train(tmp_path / "new", "--init", tmp_path / "other", *text)
-    config = json.loads((small_checkpoint / "config.json").read_text())
-    (small_checkpoint / "config.json").write_text(json.dumps(config | {"architectures": ["BertLMHeadModel"]}))
-    with pytest.raises(InputError, match=r"config\.json: unsupported architecture BertLMHeadModel\. Supported: BertM"):
-        train(tmp_path / "new", "--init", small_checkpoint, *text)
+def test_init_extends_a_tokenizer_without_a_model(tmp_path, small_checkpoint):
     (small_checkpoint / "config.json").unlink()
+    text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
     assert len(train(tmp_path / "new", "--init", small_checkpoint, *text)) == 80
     assert not (tmp_path / "new/config.json").exists()

@@ -6,7 +6,7 @@ Also case and accents: defaults of a language, and what the command reports abou
 import json
 import re
 from collections import Counter
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from transformers import AutoTokenizer, BertTokenizer, TokenizersBackend
-from vocabularies import DOCUMENTS, learn_wordpiece, many_ties
+from vocabularies import DOCUMENTS, learn_wordpiece
 
 from snugbert import SnugBertTokenizer
 from snugbert.cli.main import run_command
@@ -24,36 +24,25 @@ from snugbert.data.documents import read_lines
 from snugbert.data.languages import read_language
 from snugbert.errors import InputError
 from snugbert.vocabulary import learning
-from snugbert.vocabulary.learning import (
-    KINDS,
-    SPECIAL_TOKENS,
-    count_words,
-    learn_tokens,
-    make_tokenizer,
-)
+from snugbert.vocabulary.learning import KINDS, SPECIAL_TOKENS, count_words, learn_tokens, make_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_ties_are_reproducible():
-    first, *others = (learn_wordpiece(many_ties(), 150) for _ in range(10))
-    assert len(first) == 150
-    assert all(tokens == first for tokens in others)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("do_lower_case", [True, False])
-@pytest.mark.parametrize("characters_at_once", [1, learning.CHARACTERS_AT_ONCE])
-def test_words_equal_the_tokenizers_own(monkeypatch, kind, do_lower_case: bool, characters_at_once: int):
-    monkeypatch.setattr(learning, "CHARACTERS_AT_ONCE", characters_at_once)
+def test_words_equal_the_tokenizers_own(monkeypatch, kind):
     lines = [*chain.from_iterable(DOCUMENTS), "  three   spaces \t\u3000 tab ", "I'll ... don't 1,000"]
-    tokenizer = make_tokenizer(kind, do_lower_case=do_lower_case, tokenize_chinese_chars=kind != "byte-bpe")
-    normalize, split = BertNormalizer(lowercase=do_lower_case).normalize_str, BertPreTokenizer()
-    if kind == "byte-bpe":  # as in GPT-2
-        normalize = BertNormalizer(False, False, lowercase=do_lower_case).normalize_str
-        split = ByteLevel(add_prefix_space=True)
-    whole_lines = (word for line in lines for word, _ in split.pre_tokenize_str(normalize(line)))
-    assert count_words(lines, tokenizer) == Counter(whole_lines)
+    for lower in (True, False):
+        tokenizer = make_tokenizer(kind, do_lower_case=lower, tokenize_chinese_chars=kind != "byte-bpe")
+        normalize, split = BertNormalizer(lowercase=lower).normalize_str, BertPreTokenizer()
+        if kind == "byte-bpe":  # as in GPT-2
+            normalize = BertNormalizer(False, False, lowercase=lower).normalize_str
+            split = ByteLevel(add_prefix_space=True)
+        expected = Counter(word for line in lines for word, _ in split.pre_tokenize_str(normalize(line)))
+        assert count_words(lines, tokenizer) == expected
+        with monkeypatch.context() as context:
+            context.setattr(learning, "CHARACTERS_AT_ONCE", 1)
+            assert count_words(lines, tokenizer) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,45 +83,34 @@ def test_merges_by_hand():
     assert cut["wordpiece"] == ["hug", "##un", "[UNK]"]
 
 
-def test_counts_beyond_the_librarys_limit_are_scaled_down(monkeypatch):
+def test_limits_of_words_characters_and_counts(monkeypatch):
+    assert count_words(["a" * 101 + " " + "b" * 100], SnugBertTokenizer()) == {"b" * 100: 1}  # WordPiece's limit
+    # The library counts in 32 bits.
     words = Counter(hug=100, pug=50, pun=120, bun=40, hugs=50)
     expected = learn_wordpiece(words, vocab_size=100, min_frequency=50)
     monkeypatch.setattr(learning, "MOST_TRAINING_WORDS", words.total() // 10)
     assert learn_wordpiece(words, vocab_size=100, min_frequency=50) == expected
     assert sum(len(line.split()) for line in learning._repeat_words(words, scale=10)) == words.total() // 10
-
-
-def test_rare_characters_get_no_token(monkeypatch):
-    monkeypatch.setattr(learning, "ALPHABET_SIZE", 2)
-    words = Counter({"aa": 4000, "b": 1990, "c": 4, "d": 3, "ad": 1})
-    tokens = learn_wordpiece(words, vocab_size=10)
     # a and b cover 9,990 of 9,999 characters, too few; with c 0.9995 of them are covered.
-    assert tokens == [*SPECIAL_TOKENS, "a", "b", "c", "##a", "aa"]
-
-
-def test_pruning_bounds_the_table_and_keeps_frequent_words(monkeypatch):
+    monkeypatch.setattr(learning, "ALPHABET_SIZE", 2)
+    rare = Counter({"aa": 4000, "b": 1990, "c": 4, "d": 3, "ad": 1})
+    assert learn_wordpiece(rare, vocab_size=10) == [*SPECIAL_TOKENS, "a", "b", "c", "##a", "aa"]
+    # The table of words is pruned.
     monkeypatch.setattr(learning, "MOST_DISTINCT_WORDS", 100)
     monkeypatch.setattr(learning, "CHARACTERS_AT_ONCE", 200)
     lines = [f"often {'seldom' if number % 3 == 0 else ''} once{number}" for number in range(5000)]
     words = count_words(lines, SnugBertTokenizer())
-    assert len(words) <= 100
-    assert words.most_common(2) == [("often", 5000), ("seldom", 1667)]
+    assert len(words) <= 100 and words.most_common(2) == [("often", 5000), ("seldom", 1667)]
 
 
-def test_words_too_long_for_wordpiece_are_left_out():
-    assert count_words(["a" * 101 + " " + "b" * 100], SnugBertTokenizer()) == {"b" * 100: 1}
-
-
-def test_tokens_equal_the_librarys_wordpiece(data_dir: Path):
-    vocab_size = 8192
-    text = list(read_lines([data_dir / "books_en" / "train-06.txt.gz"]))
-    held_out = list(islice(read_lines([data_dir / "books_en" / "validation.txt.gz"]), 1000))
+def test_tokens_equal_the_librarys_wordpiece(data_dir: Path, some_text: Path):
+    vocab_size = 4000
+    text = list(read_lines([some_text]))
+    held_out = list(islice(read_lines([data_dir / "wiki_en" / "validation.txt.gz"]), 200))
     library = Tokenizer(WordPiece(unk_token="[UNK]"))
     library.normalizer, library.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
-    trainer = WordPieceTrainer(
-        vocab_size=vocab_size, min_frequency=2, special_tokens=list(SPECIAL_TOKENS), show_progress=False
-    )
-    library.train_from_iterator(text, trainer)
+    options = {"min_frequency": 2, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
+    library.train_from_iterator(text, WordPieceTrainer(vocab_size=vocab_size, **options))
 
     words = count_words(text, SnugBertTokenizer())
     tokens, merges = learn_tokens(words, vocab_size)
@@ -153,19 +131,13 @@ def test_tokens_equal_the_librarys_byte_level_bpe(some_text: Path):
     text = list(read_lines([some_text]))
     library = Tokenizer(BPE())
     library.pre_tokenizer = ByteLevel(add_prefix_space=True)
-    special = [*SPECIAL_TOKENS]
-    trainer = BpeTrainer(
-        vocab_size=8192,
-        min_frequency=2,
-        special_tokens=special,
-        show_progress=False,
-        initial_alphabet=ByteLevel.alphabet(),
-    )
+    options = {"min_frequency": 2, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
+    trainer = BpeTrainer(vocab_size=4000, initial_alphabet=ByteLevel.alphabet(), **options)
     library.train_from_iterator(text, trainer)
     expected = json.loads(library.to_str())["model"]
 
     words = count_words(text, make_tokenizer("byte-bpe", tokenize_chinese_chars=False))
-    tokens, merges = learn_tokens(words, 8192, kind="byte-bpe")
+    tokens, merges = learn_tokens(words, 4000, kind="byte-bpe")
     assert {piece: index for index, piece in enumerate(tokens)} == expected["vocab"]
     assert merges == [tuple(merge) for merge in expected["merges"]]
 
@@ -182,22 +154,20 @@ def test_bpe_opens_as_a_transformers_class_and_formats_text_as_bert(bpe_folders,
     assert pair["input_ids"] == [2, *ids[0], 3, *ids[1], 3]
     assert pair["token_type_ids"] == [0] * (len(ids[0]) + 2) + [1] * (len(ids[1]) + 1)
     # A word has the same tokens and offsets in a text and in a list of words.
-    for line in islice(read_lines([data_dir / "wiki_en/validation.txt.gz"]), 100):
+    for line in islice(read_lines([data_dir / "wiki_en/validation.txt.gz"]), 30):
         words = re.findall(r"\w+", line)
         listed = tokenizer(words, is_split_into_words=True)
         joined = tokenizer(" ".join(words), return_offsets_mapping=True)
         assert listed["input_ids"] == joined["input_ids"]
-        ends = [0]
-        for word in words:
-            ends.append(ends[-1] + len(word) + 1)
+        starts = [0, *accumulate(len(word) + 1 for word in words)]
         for word, (start, end) in list(zip(listed.word_ids(), joined["offset_mapping"], strict=True))[1:-1]:
-            assert start >= ends[word] and end <= ends[word + 1] - 1, (line, word)
+            assert start >= starts[word] and end <= starts[word + 1] - 1, (line, word)
 
 
-def test_byte_level_bpe_restores_the_text(bpe_folders, data_dir, tmp_path):
+def test_byte_level_bpe_restores_the_text(bpe_folders, data_dir):
     tokenizer = AutoTokenizer.from_pretrained(bpe_folders["byte-bpe"])
     odd = ["", "a  b \t\n c ", "北京 大学x", "e\u0301 \u200d\x00\x07\ufffd", "'S ##ing , . n't", "\U0001f642" * 3]
-    for text in [*odd, *islice(read_lines([data_dir / "wiki_en/validation.txt.gz"]), 500)]:
+    for text in [*odd, *islice(read_lines([data_dir / "wiki_en/validation.txt.gz"]), 100)]:
         ids = tokenizer(text, verbose=False)["input_ids"]
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
         assert tokenizer.unk_token_id not in ids
@@ -209,11 +179,6 @@ def test_byte_level_bpe_restores_the_text(bpe_folders, data_dir, tmp_path):
         place = before.index(cat[0])
         assert after == [*before[:place], tokenizer.mask_token_id, *before[place + len(cat) :]]
     assert tokenizer.decode(cat) == "cat"
-    # Lowercasing is optional, and loses only the case.
-    (tmp_path / "text.txt").write_text("Naïve\n", encoding="utf-8")
-    lower_case = ["--model", "byte-bpe", "--do_lower_case", "--strip_accents", "false", "--vocab_size", "300"]
-    lower = learn(tmp_path / "lower", tmp_path / "text.txt", *lower_case)
-    assert lower.decode(lower("A  NaÏve\tÉ")["input_ids"], skip_special_tokens=True) == "a  naïve\té"
 
 
 GERMAN = ["Es ist schon dunkel.", "Der Hund ist schön, und die Küche ist schön.", "Schon schön!"]
@@ -235,45 +200,32 @@ def to_text(tokenizer, text):
     return tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_languages_than_english_keep_case_and_accents(kind, german, tmp_path):
-    both = "Schon schön"
-    of_kind = ("--model", kind)
-    assert to_text(learn(tmp_path / "tok", german, *of_kind, "--language", "de"), both) == both
-    assert read_language(AutoTokenizer.from_pretrained(tmp_path / "tok")) == "de"
-    assert to_text(learn(tmp_path / "tok", german, *of_kind, "--language", "mul"), both) == both
-    unchanged = both if kind == "byte-bpe" else "schon schon"
-    for english in ([], ["--language", "en"], ["--language", "en-gb"]):
-        assert to_text(learn(tmp_path / "tok", german, *of_kind, *english), both) == unchanged
-    # Given flags win. Lowercased text keeps the accents of the language.
-    for flags, expected in (
-        (["--language", "de", "--do_lower_case"], "schon schön"),
-        (["--language", "de", "--do_lower_case", "--strip_accents"], "schon schon"),
-        (["--language", "de", "--strip_accents"], "Schon schon"),
-        (["--do_lower_case", "--strip_accents", "false"], "schon schön"),
-    ):
-        assert to_text(learn(tmp_path / "tok", german, *of_kind, *flags), both) == expected
-
-
-def test_the_default_of_german_is_the_one_of_multilingual_bert(german, tmp_path):
-    tokenizer = learn(tmp_path / "tok", german, "--language", "de")
-    cased = BertTokenizer(vocab=str(tmp_path / "tok/vocab.txt"), do_lower_case=False)  # bert-base-multilingual-cased
-    assert [tokenizer(line)["input_ids"] for line in GERMAN] == [cased(line)["input_ids"] for line in GERMAN]
-
-
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "expected", "byte_level", "printed"),
     [
-        ([], "Other languages keep case and accents."),
-        (["--language", "en"], "both removed.\nNote: the vocabulary has fewer"),
-        (["--language", "de"], "both kept.\n"),
-        (["--no_strip_accents"], "Case: removed. Accents: kept."),
-        (["--model", "byte-bpe"], "both kept."),
+        ([], "schon schon", "Schon schön", "Other languages keep case and accents."),
+        (["--language", "en-gb"], "schon schon", "Schon schön", "both removed.\nNote: the vocabulary has fewer"),
+        (["--language", "de"], "Schon schön", "Schon schön", "both kept.\n"),
+        (["--language", "mul"], "Schon schön", "Schon schön", "both kept.\n"),
+        # Given flags win. Lowercased text keeps the accents of the language.
+        (["--language", "de", "--do_lower_case"], "schon schön", "schon schön", "Case: removed. Accents: kept."),
+        (["--language", "de", "--do_lower_case", "--strip_accents"], "schon schon", "schon schon", "both removed."),
+        (["--language", "de", "--strip_accents"], "Schon schon", "Schon schon", "Case: kept. Accents: removed."),
+        (["--do_lower_case", "--strip_accents", "false"], "schon schön", "schon schön", "Accents: kept."),
     ],
 )
-def test_one_line_reports_the_choice(flags, words, german, tmp_path, capsys):
-    learn(tmp_path / "tok", german, *flags)
-    assert words in capsys.readouterr().out
+def test_other_languages_than_english_keep_case_and_accents(
+    flags, expected, byte_level, printed, german, tmp_path, capsys
+):
+    for kind in KINDS:
+        tokenizer = learn(tmp_path / kind, german, "--model", kind, *flags)
+        assert to_text(tokenizer, "Schon schön") == (byte_level if kind == "byte-bpe" else expected), kind
+        assert kind == "byte-bpe" or printed in capsys.readouterr().out
+    if flags == ["--language", "de"]:  # as bert-base-multilingual-cased
+        assert read_language(tokenizer) == "de"
+        cased = BertTokenizer(vocab=str(tmp_path / "wordpiece/vocab.txt"), do_lower_case=False)
+        ours = AutoTokenizer.from_pretrained(tmp_path / "wordpiece")
+        assert [ours(line)["input_ids"] for line in GERMAN] == [cased(line)["input_ids"] for line in GERMAN]
 
 
 def test_the_settings_of_an_existing_tokenizer_hold(german, tmp_path, capsys):

@@ -22,20 +22,22 @@ def test_an_index_counts_what_the_blocks_contain(data_dir, tmp_path, tokenizer, 
         np.testing.assert_array_equal(getattr(counts, name), values)
 
 
-CHANGES = {
-    "a block less": lambda arrays: arrays | {"tokens": arrays["tokens"][:-1]},
-    "an offset back": lambda arrays: arrays | {"offsets": arrays["offsets"][::-1].copy()},
-    "no tokens": lambda arrays: arrays | {"tokens": arrays["tokens"] * 0},
-    "a negative length": lambda arrays: arrays | {"lengths": arrays["lengths"] - 100},
-    "no offsets": lambda arrays: {name: array for name, array in arrays.items() if name != "offsets"},
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_an_inconsistent_index_is_a_clear_error(small, words_tokenizer, change):
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tokens", lambda tokens: tokens[:-1]),  # a block less
+        ("tokens", lambda tokens: tokens * 0),
+        ("offsets", lambda offsets: offsets[::-1].copy()),
+        ("lengths", lambda lengths: lengths - 100),
+        ("offsets", None),
+    ],
+)
+def test_an_inconsistent_index_is_a_clear_error(small, words_tokenizer, name, change):
     index = small.file.with_suffix(".index")
     data = index.read_bytes()
-    index.write_bytes(save(change(load(data))))
+    arrays = load(data)
+    values = arrays.pop(name)
+    index.write_bytes(save(arrays | ({name: change(values)} if change else {})))
     with pytest.raises(InputError, match=r"part-00000-of-00001\.index is damaged .* Remove this file and prepare"):
         open_corpus(small.folder, words_tokenizer)
     assert parse_index(data, "x").file_size == small.file.stat().st_size == make_index(small.file).file_size

@@ -1,6 +1,7 @@
-"""The scripts of Slurm and Kubernetes start torchrun on each machine, and start it again after a fault."""
+"""The jobs of Slurm and Kubernetes in examples/ start each shard once, and torchrun again after a fault."""
 
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -9,14 +10,16 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
+from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.cli.parser import parse_arguments
+from snugbert.data.data_arguments import OutputArguments, PreparationArguments
 from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingArguments,
     PretrainingDataArguments,
     PretrainingModelArguments,
 )
 
-ROOT = Path(__file__).parents[2]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = {
     # Runs the command on each machine, as `srun` does. The files of tries contain the exit statuses.
     "srun": """
@@ -28,18 +31,14 @@ PROGRAMS = {
     "scontrol": 'if [ "$1" = show ]; then printf "first\\nsecond\\n"; else echo "$*" > requeued; fi',
     "squeue": "cat time_left",
     "torchrun": 'printf \'%q \' "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT" "$@" >> commands; echo >> commands',
+    "snugbert": 'printf "%q " "$@" >> commands; echo >> commands',
 }
 
 
 def run(folder, command, variables, statuses=(0,), time_left="1:23:45"):
-    """Runs a script with programs that note their arguments.
+    """Runs a script with programs that note their arguments. `statuses` are the exit statuses of its tries.
 
-    Args:
-        statuses: the exit status of each try.
-        time_left: the time that Slurm still gives the job.
-
-    Returns:
-        The exit status, the shutdown timeout and the arguments of each torchrun, and whether the job was requeued.
+    Returns the exit status, the arguments of each torchrun after its shutdown timeout, and whether it was requeued.
     """
     for name, text in PROGRAMS.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}")
@@ -54,24 +53,45 @@ def run(folder, command, variables, statuses=(0,), time_left="1:23:45"):
     return status, [shlex.split(line) for line in lines], (folder / "requeued").exists()
 
 
+def list_slurm_jobs():
+    first, last = re.search(
+        r"^#SBATCH --array=(\d+)-(\d+)%", (EXAMPLES / "prepare_slurm.sh").read_text(), re.M
+    ).groups()
+    # As with `sbatch --array=7`, which starts a lost shard again.
+    variables = {"SLURM_ARRAY_TASK_COUNT": 1, "SLURM_ARRAY_TASK_MIN": 7, "SLURM_CPUS_PER_TASK": 16}
+    command = ["bash", EXAMPLES / "prepare_slurm.sh"]
+    return [(command, variables | {"SLURM_ARRAY_TASK_ID": task}) for task in range(int(first), int(last) + 1)]
+
+
+def list_pods():
+    spec = yaml.safe_load((EXAMPLES / "prepare_kubernetes.yaml").read_text())["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert spec["completionMode"] == "Indexed"
+    command = [*container["command"], *container["args"]]
+    return [(command, {"JOB_COMPLETION_INDEX": index}) for index in range(spec["completions"])]
+
+
+@pytest.mark.parametrize("list_jobs", [list_slurm_jobs, list_pods])
+def test_each_shard_is_started_once(tmp_path, list_jobs):
+    jobs, shards = list_jobs(), []
+    for command, variables in (jobs[0], jobs[6], jobs[-1]):
+        _, commands, _ = run(tmp_path, command, variables)
+        name, *arguments = commands[-1]
+        assert name == "prepare"
+        types = (TokenizerArguments, PreparationArguments, OutputArguments)
+        _, text, output = parse_arguments(types, arguments, "snugbert prepare", "")
+        assert text.train_file == ["s3://bucket/text/*.txt.gz"] and text.preprocessing_num_workers == 16
+        assert output.output_dir == "s3://bucket/prepared"
+        shards.append((output.shard_number, output.num_shards))
+    assert shards == [(1, 50), (7, 50), (50, 50)] and len(jobs) == 50
+
+
 def run_slurm_job(folder, machines=2, restarts=0, seconds=0, **more):
     variables = {"SLURM_JOB_ID": 7, "SLURM_JOB_NODELIST": "x", "SLURM_JOB_NUM_NODES": machines}
     variables |= {"SLURM_CPUS_PER_TASK": 64, "SECONDS": seconds}  # bash counts from this value
     if restarts:
         variables["SLURM_RESTART_COUNT"] = restarts
-    return run(folder, ["bash", ROOT / "examples/pretrain_slurm.sh", "--max_steps", "9"], variables, **more)
-
-
-def read_job_set():
-    job_set = yaml.safe_load((ROOT / "examples/pretrain_kubernetes.yaml").read_text())
-    (jobs,) = job_set["spec"]["replicatedJobs"]
-    pod = jobs["template"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    return job_set, jobs, pod, container
-
-
-def read_variables(container):
-    return {variable["name"]: variable["value"] for variable in container["env"]}
+    return run(folder, ["bash", EXAMPLES / "pretrain_slurm.sh", "--max_steps", "9"], variables, **more)
 
 
 def read_command(command, folder, monkeypatch):
@@ -85,7 +105,8 @@ def read_command(command, folder, monkeypatch):
     (folder / "bucket").mkdir(exist_ok=True)
     for name in ("bucket/validation.txt.gz", "validation.txt.gz"):
         (folder / name).touch()
-    (folder / "examples").symlink_to(ROOT / "examples") if not (folder / "examples").exists() else None
+    if not (folder / "examples").exists():
+        (folder / "examples").symlink_to(EXAMPLES)
     monkeypatch.chdir(folder)
     types = (PretrainingModelArguments, PretrainingDataArguments, PretrainingArguments)
     flags = [flag.removeprefix("s3://") for flag in flags]  # otherwise, they would be downloaded
@@ -98,14 +119,14 @@ def read_command(command, folder, monkeypatch):
     return launch, training
 
 
-@pytest.mark.parametrize(("machines", "accumulation"), [(1, 2), (2, 1)])
-def test_slurm_starts_each_machine(tmp_path, monkeypatch, machines, accumulation):
+@pytest.mark.parametrize("machines", [1, 2])
+def test_slurm_starts_each_machine(tmp_path, monkeypatch, machines):
     status, commands, requeued = run_slurm_job(tmp_path, machines)
     assert (status, len(commands), requeued) == (0, machines, False)
     for index, command in enumerate(commands):
         launch, training = read_command(command, tmp_path, monkeypatch)
         assert (launch.nnodes, launch.node_rank, launch.master_addr) == (str(machines), index, "first")
-        assert training.gradient_accumulation_steps == accumulation and training.max_steps == 9
+        assert training.max_steps == 9
 
 
 @pytest.mark.parametrize(
@@ -126,27 +147,23 @@ def test_slurm_tries_again(tmp_path, job, expected):
     assert (status, tries, requeued) == expected
 
 
-@pytest.mark.parametrize(("machines", "accumulation"), [(1, 2), (2, 1)])
-def test_kubernetes_starts_each_machine(tmp_path, monkeypatch, machines, accumulation):
-    job_set, jobs, _, container = read_job_set()
-    name = job_set["metadata"]["name"]
-    for index in range(machines):
-        variables = read_variables(container) | {"MACHINES": machines, "JOB_COMPLETION_INDEX": index}
-        status, commands, _ = run(tmp_path, [*container["command"], *container["args"]], variables)
-        assert status == 0
-        launch, training = read_command(commands[-1], tmp_path, monkeypatch)
-        assert (launch.nnodes, launch.node_rank) == (str(machines), index)
-        assert launch.master_addr == f"{name}-{jobs['name']}-0-0.{name}"  # the name that JobSet gives to the first pod
-        assert training.gradient_accumulation_steps == accumulation
-        assert {"s3://bucket/prepared", "s3://bucket/base"} < set(launch.training_script_args)
-
-
-def test_kubernetes_restarts_all_machines_together():
-    job_set, jobs, pod, container = read_job_set()
+@pytest.mark.parametrize("machines", [1, 2])
+def test_kubernetes_starts_all_machines_together(tmp_path, monkeypatch, machines):
+    job_set = yaml.safe_load((EXAMPLES / "pretrain_kubernetes.yaml").read_text())
+    (jobs,) = job_set["spec"]["replicatedJobs"]
     job = jobs["template"]["spec"]
-    variables = read_variables(container)
-    assert job["completions"] == job["parallelism"] == int(variables["MACHINES"]) == 2
-    assert job["completionMode"] == "Indexed"
+    (container,) = job["template"]["spec"]["containers"]
+    constant = {variable["name"]: variable["value"] for variable in container["env"]}
+    for index in range(machines):
+        variables = constant | {"MACHINES": machines, "JOB_COMPLETION_INDEX": index}
+        status, commands, _ = run(tmp_path, [*container["command"], *container["args"]], variables)
+        launch, _ = read_command(commands[-1], tmp_path, monkeypatch)
+        assert (status, launch.nnodes, launch.node_rank) == (0, str(machines), index)
+        name = job_set["metadata"]["name"]  # JobSet gives this address to the first pod
+        assert launch.master_addr == f"{name}-{jobs['name']}-0-0.{name}"
+        assert {"s3://bucket/prepared", "s3://bucket/base"} < set(launch.training_script_args)
+    assert job["completions"] == job["parallelism"] == int(constant["MACHINES"]) == 2
+    assert job["completionMode"] == "Indexed" and job_set["spec"]["failurePolicy"]["maxRestarts"] > 0
+    pod = job["template"]["spec"]
     assert job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"  # otherwise, pods restart one by one
-    assert int(variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
-    assert job_set["spec"]["failurePolicy"]["maxRestarts"] > 0
+    assert int(constant["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
