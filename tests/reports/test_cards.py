@@ -13,16 +13,8 @@ from snugbert.reports.cards import Head, eval_result, package_versions, save_mod
 )
 def test_only_generated_cards_are_replaced(text, replaced, tmp_path):
     (tmp_path / "README.md").write_text(text)
-    save_model_card(
-        tmp_path,
-        "finetuned.md",
-        ModelCardData(license="mit"),
-        Head("ForMaskedLM"),
-        name="new",
-        base_name="",
-        settings={},
-        rows=[],
-    )
+    texts = {"name": "new", "base_name": "", "settings": {}, "rows": []}
+    save_model_card(tmp_path, "finetuned.md", ModelCardData(license="mit"), Head("ForMaskedLM"), **texts)
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.text.strip() == text.strip()) != replaced
     if replaced:
@@ -43,7 +35,5 @@ def test_results_have_six_digits_and_an_id():
     fields = {"task_type": "fill-mask", "metric_type": "loss"}
     result = eval_result(2.123456789, dataset_name="My Books, 2024", **fields)
     assert (result.metric_value, result.dataset_type) == (2.12346, "my-books-2024")
-    assert (
-        eval_result(1.0, dataset_name="SQuAD", dataset_id="rajpurkar/squad", **fields).dataset_type
-        == "rajpurkar/squad"
-    )
+    result = eval_result(1.0, dataset_name="SQuAD", dataset_id="rajpurkar/squad", **fields)
+    assert result.dataset_type == "rajpurkar/squad"

@@ -75,7 +75,6 @@ def score_labels(references, predictions, ones=None) -> dict[str, dict[str, floa
     ("task", "labels", "number"),
     [
         ("sst2", ["negative", "positive"], 120),
-        ("cola", ["unacceptable", "acceptable"], 120),
         ("cola", ["unacceptable", "acceptable"], 3),  # resamples with one label only: the correlation is 0
         ("mrpc", ["equivalent", "not_equivalent"], 120),  # the checkpoint's ids are not the task's
         (None, list("abcdefghijk"), 120),
@@ -217,7 +216,6 @@ def test_intervals_agree_with_scipy_and_are_repeatable():
     ones = np.ones(500, dtype=int)
     task = TextClassification()
     ours = estimate(task, right, ones)["accuracy"]
-    # SciPy 1.15 renamed random_state to rng and accepts both.
     generator = np.random.default_rng(1)
     theirs = scipy_bootstrap((right,), np.mean, method="percentile", random_state=generator).confidence_interval
     assert ours == pytest.approx(tuple(theirs), abs=0.006) and ours[1] - ours[0] == pytest.approx(0.07, abs=0.01)

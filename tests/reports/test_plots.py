@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix
 
-from snugbert.reports.plots import (
-    draw_confusion_matrix,
-    draw_learning_curve,
-    draw_reliability,
-)
+from snugbert.reports.plots import draw_confusion_matrix, draw_learning_curve, draw_reliability
 
 pytestmark = pytest.mark.usefixtures("one_thread", "pictures")
 
@@ -24,7 +20,7 @@ def overlap(texts) -> bool:
     return any(a.get_window_extent().overlaps(b.get_window_extent()) for a, b in pairwise(texts))
 
 
-@pytest.mark.parametrize("classes", [2, 20, 200])
+@pytest.mark.parametrize("classes", [2, 35])
 def test_confusion_matrix(tmp_path, figures, recwarn, classes):
     generator = np.random.default_rng(classes)
     right = generator.integers(0, classes - 1, 40 * classes)  # none of the last label
@@ -65,7 +61,7 @@ def test_learning_curve(tmp_path, figures):
     assert words(loss.get_legend().get_texts()) == ends
     assert words(accuracy.get_legend().get_texts()) == ["validation, last 90.00", "baseline 25.00"]
 
-    # An error is not a score. Without scores during training, or with an undefined score, there is only the loss.
+    # An error is not a score. Without scores, or with an undefined score, there is only the loss.
     scored = {"eval_mse": 2.5, "eval_pearson": math.nan, "epoch": 1.0, "step": 10}
     _, error = draw([*training, scored, *end], "mse", 1, 3.0)
     assert words(error.get_legend().get_texts()) == ["validation, last 2.5000", "baseline 3.0000"]

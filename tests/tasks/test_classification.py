@@ -29,8 +29,8 @@ def test_each_split_is_named_from_its_own_source(tmp_path):
     own = {**mnli, "validation_file": str(tmp_path / "own.tsv")}
     assert name("validation", **own) == DataSource("own.tsv", "validation", 7)
     assert name("validation_mismatched", **own) == DataSource("GLUE MNLI", "validation_mismatched", **glue)
-    hub = DataSource("nyu-mll/multi_nli", "validation_matched", 7, "nyu-mll/multi_nli")
-    assert name("validation", "validation_matched", dataset_name="nyu-mll/multi_nli") == hub
+    hub = DataSource("me/nli (en)", "validation_matched", 7, "me/nli", "en")
+    assert name("validation", "validation_matched", dataset_name="me/nli", dataset_config_name="en") == hub
 
 
 def score(task: TextClassification, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:

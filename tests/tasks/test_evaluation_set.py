@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from datasets import Dataset
-from finetuning_examples import Counting, counting_set, make_tokenizer, prepare_counting
+from finetuning_examples import Counting, counting_set
 from glue_examples import VOCABULARY
 
 import snugbert
@@ -26,16 +26,6 @@ def test_metrics_in_training():
     unlabeled = counting_set(task, labeled=False)
     assert unlabeled.score_in_training(logits) == {} and unlabeled.baseline is None
     assert unlabeled.estimate_intervals(unlabeled.decode(logits)) == {}
-
-
-def test_the_first_validation_set_is_scored_in_training():
-    prepared = prepare_counting(make_tokenizer(), 3)
-    (validation_set,) = prepared.evaluation_sets
-    test_set, second = counting_set(prepared.task, "test"), counting_set(prepared.task)
-    prepared.evaluation_sets = [test_set, validation_set, second]
-    assert prepared.validation_set is validation_set and test_set.name == "predict"
-    prepared.evaluation_sets = [test_set]
-    assert prepared.validation_set is None
 
 
 def test_a_dataset_in_memory_is_scored_with_a_models_labels():

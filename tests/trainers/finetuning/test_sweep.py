@@ -1,6 +1,7 @@
 """Sweeps: the grid, the best run, interrupted sweeps."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -30,21 +31,25 @@ class Interrupted(Exception):
     pass
 
 
-def test_the_papers_grid(tmp_path):
+def test_the_grid_of_the_paper_and_the_length_of_a_stable_sweep(tmp_path):
+    """Stable runs take 20 epochs of batches of 32, or as many as 100 steps need."""
     args = arguments(tmp_path, sweep="paper", learning_rate=None)
     suggestions = Suggestions(args.search, 42, higher_is_better=True, journal=None)
-    assert args.search.size == 24
     names = []
-    for index in range(24):
+    for index in range(args.search.size):
         names.append(sweep.plan_run(args, 60, suggestions.ask(index), 7).folder.name)
         suggestions.tell(0.5)
-    rates = ("5e-05", "4e-05", "3e-05", "2e-05")
-    assert sorted(names) == sorted(
-        f"batch-{size}_rate-{rate}_epochs-{epochs}_seed-7"
-        for size in (16, 32)
-        for rate in rates
-        for epochs in (2, 3, 4)
-    )
+    grid = itertools.product((16, 32), ("5e-05", "4e-05", "3e-05", "2e-05"), (2, 3, 4))
+    assert sorted(names) == sorted(f"batch-{size}_rate-{rate}_epochs-{epochs}_seed-7" for size, rate, epochs in grid)
+    cases = [
+        ({}, 160, 20),
+        ({}, 96, 34),
+        ({"num_train_epochs": 3}, 8, 3),
+        ({"gradient_accumulation_steps": 2}, 128, 50),
+    ]
+    for settings, number, epochs in cases:
+        args = arguments(tmp_path, sweep="stable", **settings)
+        assert sweep.plan_run(args, number, {}, 42).args.num_train_epochs == epochs
 
 
 def test_names_of_many_flags(tmp_path):
@@ -95,7 +100,7 @@ def test_a_sweep_over_a_grid_and_seeds(tokenizer, tmp_path, monkeypatch):
         sweep.run_sweep(prepare_counting(tokenizer, 61), arguments(tmp_path / "a", **settings))
 
 
-def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypatch, capsys):
+def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypatch):
     output_dir = tmp_path / "run"
     scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.9}  # of each seed; 45 diverges. Of equal runs, the earlier one stays
     failures: list[type[Exception]] = [Interrupted, DivergedError]
@@ -121,15 +126,14 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypat
         sweep_over(seeds)
         assert [file.read_bytes() for file in output_dir.rglob("*.safetensors")] == [best, best]
         results = read_results(output_dir)
+        # NaN is null in the file.
         assert results["metrics"]["eval"] == {"accuracy": 0.9, "pearson": None} and results["settings"]["seed"] == 43
-        shown = capsys.readouterr().out
-        assert "accuracy | 90.00 | 25.00 (" in shown and "pearson | - |" in shown  # NaN is null in the file
         assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
     with pytest.raises(InputError, match=r"\n  --seeds +5 +2\n"):
         sweep_over(2)
 
 
-def test_seeds_without_a_sweep(tokenizer, tmp_path, capsys, monkeypatch):
+def test_seeds_without_a_sweep(tokenizer, tmp_path, monkeypatch):
     pushed = {}
 
     class Hub:
@@ -144,13 +148,12 @@ def test_seeds_without_a_sweep(tokenizer, tmp_path, capsys, monkeypatch):
             pushed[repo_id] = set(filter_repo_objects(files, ignore_patterns=ignore_patterns))
 
     monkeypatch.setattr(sweep, "HfApi", Hub)
-    given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
+    given = arguments(tmp_path / "run", seeds=2, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
     sweep.run_sweep(prepare_counting(tokenizer), given)
     assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
     assert not {"_lock", "predictions.txt"} & pushed["me/run"]
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
-    assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43, 44)]
-    assert "eval_accuracy" in capsys.readouterr().out
+    assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43)]
     best = max(read_results(tmp_path / "run")["sweep"]["settings"][0]["scores"])
     scores = {("dev.csv", "validation", 30): {"accuracy": pytest.approx(best, rel=1e-5)}}
     assert read_metadata(tmp_path / "run") == ([("train.csv", "train", 60)], scores)
@@ -159,31 +162,6 @@ def test_seeds_without_a_sweep(tokenizer, tmp_path, capsys, monkeypatch):
     (tmp_path / "run" / "plan.json").unlink()
     with pytest.raises(InputError, match=r"already contains a run\. Choose another folder"):
         sweep.run_sweep(prepare_counting(tokenizer), given)
-
-
-def test_a_stable_sweep(tokenizer, tmp_path, capsys):
-    """It is one setting with 5 seeds and at least 100 steps, whose top layers are new in every run."""
-    settings = {"sweep": "stable", "reinit_layers": 1, "learning_rate": 1e-4, "logging_steps": 1000}
-    sweep.run_sweep(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings))
-    results = read_results(tmp_path)
-    (setting,) = results["sweep"]["settings"]
-    assert (setting["epochs"], setting["seeds"], len(setting["scores"])) == (100, 5, 5)
-    assert results["training"]["train_steps"] == 100 and results["settings"]["reinit_layers"] == 1
-    low, high = setting["interval"]
-    text = f"{100 * setting['mean']:.2f} ± {100 * setting['std']:.2f} ({100 * low:.1f} to {100 * high:.1f})"
-    assert text in capsys.readouterr().out and text in (tmp_path / "README.md").read_text()
-    with pytest.raises(InputError, match=r"\n  --reinit_layers +1 +2\n"):
-        sweep.run_sweep(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings | {"reinit_layers": 2}))
-
-
-@pytest.mark.parametrize(
-    ("settings", "examples", "epochs"),
-    [({}, 160, 20), ({}, 96, 34), ({"num_train_epochs": 3}, 8, 3), ({"gradient_accumulation_steps": 2}, 128, 50)],
-)
-def test_the_length_of_a_stable_sweep(settings, examples, epochs, tmp_path):
-    """20 epochs of batches of 32, or as many as 100 steps need."""
-    args = arguments(tmp_path, sweep="stable", **settings)
-    assert sweep.plan_run(args, examples, {}, 42).args.num_train_epochs == epochs
 
 
 def test_one_seed_has_the_interval_of_its_run(tokenizer, tmp_path):
@@ -195,18 +173,6 @@ def test_one_seed_has_the_interval_of_its_run(tokenizer, tmp_path):
     intervals = results["intervals"]["eval"]["accuracy"], results["sweep"]["metrics"]["eval"]["accuracy"]["interval"]
     assert setting["interval"] == intervals[0] == intervals[1] == [0.25, 0.375]
     assert setting["epochs"] == 0.5  # one of two steps
-
-
-def test_requirements_of_a_sweep(tokenizer, tmp_path):
-    task = prepare_counting(tokenizer)
-    with pytest.raises(InputError, match="16 is not divisible by"):
-        sweep.run_sweep(task, arguments(tmp_path, sweep="paper", learning_rate=None, gradient_accumulation_steps=3))
-    (tmp_path / "search.yaml").write_text("{prune: true, settings: {weight_decay: [0.0, 0.1]}}")
-    with pytest.raises(InputError, match=r"--eval_strategy no: `prune` .* needs evaluations\. Use epoch or steps"):
-        sweep.run_sweep(task, arguments(tmp_path, sweep=str(tmp_path / "search.yaml"), eval_strategy="no"))
-    task.evaluation_sets = []
-    with pytest.raises(InputError, match="no examples with reference answers"):
-        sweep.run_sweep(task, arguments(tmp_path, seeds=2))
 
 
 # --- the plan in the output folder --------------------------------------------------------------------------------
@@ -243,21 +209,34 @@ def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "error"),
+    ("text", "flags", "error"),
     [
-        ("reinit_layers: [0, 99, 1]", "--reinit_layers 99 are too large"),
-        ("freeze_layers: [0, 99], weight_decay: [0.1, 0.2]", "--freeze_layers 99 and .* too large"),
-        ("freeze_layers: [0, 2], reinit_layers: [0, 2]", "--freeze_layers 2 and --reinit_layers 2 are too large"),
-        ("lr_scheduler_type: [linear, cosine_with_min_lr]", "One of min_lr or min_lr_rate should be set"),
+        ("settings: {reinit_layers: [0, 99, 1]}", {}, "--reinit_layers 99 are too large. The model has 3 layers"),
+        (
+            "settings: {freeze_layers: [0, 2], reinit_layers: [0, 2]}",
+            {},
+            "--freeze_layers 2 and --reinit_layers 2 are",
+        ),
+        ("settings: {lr_scheduler_type: [linear, cosine_with_min_lr]}", {}, "One of min_lr or min_lr_rate should be"),
+        ("settings: {batch_size: [16]}", {"gradient_accumulation_steps": 3}, "16 is not divisible by"),
+        (
+            "{prune: true, settings: {weight_decay: [0.0, 0.1]}}",
+            {"eval_strategy": "no"},
+            "--eval_strategy no: `prune`",
+        ),
     ],
 )
-def test_a_value_that_does_not_fit_stops_a_sweep_at_once(settings, error, tokenizer, tmp_path):
-    (tmp_path / "search.yaml").write_text(f"settings: {{{settings}}}")
+def test_a_value_that_does_not_fit_stops_a_sweep_at_once(text, flags, error, tokenizer, tmp_path):
+    (tmp_path / "search.yaml").write_text(text)
     for dry_run in (False, True):
-        args = arguments(tmp_path / "run", sweep=str(tmp_path / "search.yaml"), max_steps=1, dry_run=dry_run)
+        args = arguments(tmp_path / "run", sweep=str(tmp_path / "search.yaml"), dry_run=dry_run, **flags)
         with pytest.raises(InputError, match=error):
             sweep.run_sweep(prepare_counting(tokenizer), args)
     assert not (tmp_path / "run").exists()
+    task = prepare_counting(tokenizer)
+    task.evaluation_sets = []
+    with pytest.raises(InputError, match="no examples with reference answers"):
+        sweep.run_sweep(task, arguments(tmp_path, seeds=2))
 
 
 def test_results_contain_no_local_paths(tokenizer, tmp_path):
@@ -268,14 +247,12 @@ def test_results_contain_no_local_paths(tokenizer, tmp_path):
     task.settings = collect_data_settings(GlueDataArguments(dataset_name=str(tmp_path / "secret")))
     folder = tmp_path / "run"
     given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
-    sweep.run_sweep(task, arguments(folder, **given, save_strategy="steps", save_steps=1))
+    given |= {"save_strategy": "steps", "save_steps": 1}
+    sweep.run_sweep(task, arguments(folder, **given))
     files = [file for file in folder.rglob("*") if file.suffix in (".json", ".md", ".jsonl")]
     assert {"plan.json", "results.json", "README.md", "trainer_state.json"} <= {file.name for file in files}
     assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
     assert read_results(folder)["model"] == "pretrained"
     other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
     with pytest.raises(InputError, match="\n  --model_name_or_path "):
-        sweep.run_sweep(
-            dataclasses.replace(task, model_args=other),
-            arguments(folder, **given, save_strategy="steps", save_steps=1),
-        )
+        sweep.run_sweep(dataclasses.replace(task, model_args=other), arguments(folder, **given))

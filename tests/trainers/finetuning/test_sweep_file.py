@@ -1,7 +1,6 @@
 """Files of sweeps: how values are read, and what is refused."""
 
 import pytest
-from finetuning_examples import arguments
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from snugbert.cli.parser import parse_arguments
@@ -79,32 +78,20 @@ def test_flags_replace_single_values_only(tmp_path):
     ("text", "message"),
     [
         ("settings: {learning_rat: [1]}", "learning_rat cannot vary. Did you mean learning_rate"),
-        ("settings: {max_seq_length: [64]}", "max_seq_length cannot vary. Set other flags on the command line"),
         ("settings: {learning_rate: [1e-5, fast]}", "learning_rate.* invalid float value: 'fast'"),
         ("settings: {learning_rate: [-1]}", "learning_rate -1.0 must be at least 0"),
         ("settings: {lr_scheduler_type: [lineer]}", "lr_scheduler_type: unknown value 'lineer'. Did you mean linear"),
-        ("settings: {learning_rate: []}", "learning_rate: The `choices` must contain one or more elements"),
-        (
-            "method: tpe\nruns: 3\nsettings: {weight_decay: {low: 0, high: 1, log: true}}",
-            "weight_decay: .*low",
-        ),
         ("method: tpe\nruns: 3\nsettings: {weight_decay: {low: 0, top: 1}}", "weight_decay: .*'top'"),
-        (
-            "settings: {weight_decay: {low: 0, high: 1}}",
-            "weight_decay: write a list. Grids and batch_size have no",
-        ),
+        ("settings: {weight_decay: {low: 0, high: 1}}", "weight_decay: write a list. Grids and batch_size have no"),
         ("settings: {batch_size: [8], per_device_train_batch_size: 8}", "cannot be combined"),
         ("setting: {}", "`settings` is missing. List the flags to vary"),
         ("{settings: {}, run: 3}", "unknown argument run. Did you mean runs?"),
         ("{settings: {}, method: bayes}", "method: unknown value 'bayes'. Choose one of grid, random, tpe"),
         ("{settings: {}, method: random}", "method random needs `runs`"),
-        ("{settings: {}, runs: many}", "runs: invalid int value: 'many'"),
         ("{settings: {}, hours: 0}", "hours 0.0 must be above 0"),
-        ("{settings: {}, seeds: 0}", "seeds 0 must be at least 1"),
-        ("{settings: {}, min_steps: -1}", "min_steps -1 must be at least 0"),
         (
-            "method: tpe\nruns: 3\nsettings: {weight_decay: {low: 0, high: 1, log: 'no'}}",
-            "weight_decay: `log` must be true or false",
+            "runs: 3\nmethod: tpe\nsettings: {weight_decay: {low: 0, high: 1, log: 'no'}}",
+            "`log` must be true or false",
         ),
         ("settings: [", "expected the node content"),
     ],
@@ -115,11 +102,3 @@ def test_errors_name_the_file_and_the_key(text, message, tmp_path):
     with pytest.raises(InputError, match=message) as error:
         read_sweep_file(str(file), FineTuningArguments)
     assert str(error.value).startswith(f"--sweep: {file}") and "`snugbert" not in str(error.value)
-
-
-def test_missing_files_are_named(tmp_path):
-    (tmp_path / "search.yaml").write_text("settings: {}")
-    with pytest.raises(InputError, match=r"serch.yaml is neither a YAML file .* Did you mean .*search.yaml"):
-        arguments(tmp_path, sweep=str(tmp_path / "serch.yaml"))
-    with pytest.raises(InputError, match=r"papr is neither .* one of paper, fixed, stable\. Did you mean paper\?"):
-        arguments(tmp_path, sweep="papr")
