@@ -1,8 +1,6 @@
 """Trainers and predictors with datasets in memory do the same as the commands."""
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from snugbert import (
     FineTuningArguments,
     FineTuningTrainer,
     Predictor,
-    QuestionAnswering,
     Tagging,
     TextClassification,
 )
@@ -94,11 +91,6 @@ class StopAtTen(TrainerCallback):
         control.should_training_stop = state.global_step == 10
 
 
-def card_accuracy(folder: Path) -> float:
-    (value,) = re.findall(r"\| accuracy \| ([\d.]+) \|", (folder / "README.md").read_text())
-    return float(value)
-
-
 def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path):
     """Of the best model, on the examples that selected it, even if another process evaluated it."""
     selection = {"load_best_model_at_end": True, "save_strategy": "epoch", "early_stopping_patience": 3}
@@ -119,7 +111,7 @@ def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path):
     assert trainer.state.best_metric == max(scores) and trainer.args.greater_is_better
     trainer.evaluate(dev.select(range(11)))
     trainer.save_model()
-    assert card_accuracy(tmp_path) == pytest.approx(100 * first, abs=0.005)
+    assert f"| accuracy | {100 * first:.2f} |" in (tmp_path / "README.md").read_text()
     assert trainer.evaluate(dev)["eval_accuracy"] == first
 
 
@@ -132,7 +124,7 @@ def test_the_card_has_the_score_of_the_last_model_if_the_best_has_no_checkpoint(
     scores = {line["step"]: line["eval_accuracy"] for line in trainer.state.log_history if "eval_accuracy" in line}
     assert trainer.state.best_global_step < 20 and trainer.model_step == 20
     trainer.save_model()
-    assert card_accuracy(tmp_path) == pytest.approx(100 * scores[20], abs=0.005)
+    assert f"| accuracy | {100 * scores[20]:.2f} |" in (tmp_path / "README.md").read_text()
     assert max(scores.values()) > scores[20] == trainer.evaluate()["eval_accuracy"]
 
 
@@ -167,9 +159,6 @@ def test_other_datasets_can_be_scored(trained, dev):
     assert "test_accuracy" not in trained.predict(unlabeled).metrics
     with pytest.raises(InputError, match=r"the dataset \(validation\): no column 'label'"):
         trained.evaluate(unlabeled)
-    both = trained.evaluate({"first": dev.select(range(30)), "second": dev.select(range(30, 60))})
-    mean = (both["eval_first_accuracy"] + both["eval_second_accuracy"]) / 2
-    assert mean == pytest.approx(trained.evaluate()["eval_accuracy"])
     with pytest.raises(InputError, match="unknown label 'other'"):
         trained.evaluate([{"sentence": "good", "label": "other"}])
 
@@ -209,14 +198,10 @@ def test_metrics_of_the_user_are_added(bert, dev, trained, tmp_path):
     metrics = trainer.evaluate()
     assert metrics["eval_own"] == metrics["eval_accuracy"] > 0.9
     assert "test_own" not in trainer.predict(dev.remove_columns("label")).metrics
-    words = ["good", "film", "a", "the"]
-    rows = [{"tokens": words[: 1 + i % 4], "tags": (["B-X", "O", "O", "B-X"])[: 1 + i % 4]} for i in range(20)]
+    rows = [{"tokens": ["good", "film", "a"][: 1 + i % 3], "tags": ["B-X", "O", "O"][: 1 + i % 3]} for i in range(9)]
     tagger = FineTuningTrainer("tiny", arguments(tmp_path), Tagging(), rows, rows, **options)
     metrics = tagger.evaluate()
     assert metrics["eval_own"] == metrics["eval_accuracy"]
-    story = {"question": "who", "context": "a good film", "answers": {"text": ["film"], "answer_start": [7]}}
-    with pytest.raises(InputError, match="compute_metrics: Question answering has no label ids"):
-        FineTuningTrainer("tiny", arguments(tmp_path), QuestionAnswering(), [story], **options)
 
 
 def test_transformers_arguments_set_what_is_not_their_default(bert, train, dev, tmp_path, caplog):
