@@ -79,16 +79,3 @@ def test_metadata_and_text_of_a_card(tmp_path):
     ]
     plots = ["learning_curve.png", "confusion_matrix.png", "eval_mm_confusion_matrix.png"]
     assert re.findall(r"!\[.+\]\((.+)\)", card.text) == plots
-
-
-def test_a_card_contains_no_local_paths(tmp_path):
-    checkpoint = tmp_path / "secret" / "pretrained"
-    checkpoint.mkdir(parents=True)
-    own = {"data": {"train": [source("my reviews, 2024", "train", 2)], "predict": [source("new.csv", "test", 3)]}}
-    own |= {"base_model": str(checkpoint), "metrics": {"predict": {}}}
-    write_card(tmp_path, **CARD | own, sweep_tables="| batch size |")
-    card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.base_model is None and card.data.datasets is None and card.data.eval_results is None
-    assert "starting from pretrained." in card.text and "secret" not in card.content
-    assert "## All runs\n\n| batch size |" in card.text
-    assert "## Results" not in card.text and "new.csv" not in card.text

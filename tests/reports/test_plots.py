@@ -85,9 +85,6 @@ def test_no_plot_without_data(tmp_path):
     assert not file.exists()
 
 
-# --- pretraining -----------------------------------------------------------------------------------------------------
-
-
 def log_line(number: int, next_sentences: bool) -> dict[str, float]:
     line = {"step": number, "tokens": 4096 * number, "learning_rate": 1e-3 / number, "tokens_per_second": 900}
     line |= {"mlm_loss": 6 - number / 1000, "mlm_accuracy": 0.1, "grad_norm": 1 / number if number != 8 else math.nan}

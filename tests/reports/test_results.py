@@ -27,7 +27,6 @@ def test_results_files(tmp_path):
     with pytest.raises(TypeError):
         write_results(tmp_path, results | {"settings": object()})
     assert (tmp_path / "results.json").read_text(encoding="utf-8") == written
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["results.json", "results.md"]
 
 
 FACTS = TaskFacts("counting", Head("ForSequenceClassification"), None, ("predictions.txt",))
@@ -48,16 +47,3 @@ def test_summary(tmp_path):
     assert "| validation | accuracy | 50.00 | 25.00 (always 'few') |\n| validation | pearson | - |  |\n" in summary
     assert "Predicted, not scored, because labels are missing: test mismatched.\n" in summary
     assert summary.endswith(f"\nfolder       {tmp_path}\nplots        confusion_matrix.png\nmodel card   README.md")
-
-
-@pytest.mark.parametrize("is_trained", [False, True])
-def test_the_summary_of_a_run_that_only_scores(is_trained, tmp_path):
-    """In the folder of a trained model, it lists only the predictions. The other files are from the training."""
-    trained = ("config.json", "model.safetensors", "README.md", "learning_curve.png")
-    for name in ("predictions.txt", "results.md", "confusion_matrix.png", *(trained if is_trained else ())):
-        (tmp_path / name).touch()
-    summary = format_summary(FACTS, RESULTS | {"training": {}, "metrics": {"eval": {"accuracy": 0.5}}}, tmp_path)
-    written = [] if is_trained else ["plots        confusion_matrix.png", "all results  results.md"]
-    listed = summary.rpartition("\n\n")[2].splitlines()
-    assert summary.startswith("counting: scored\n")
-    assert listed == [f"folder       {tmp_path}", "predictions  predictions.txt", *written]

@@ -6,18 +6,24 @@ import evaluate
 import numpy as np
 import pytest
 import sklearn.metrics
+from datasets import Dataset
+from glue_examples import VOCABULARY
 from scipy.stats import pearsonr, spearmanr
 
+import snugbert
 from snugbert.cli.parser import parse_arguments
 from snugbert.data.sources import DataSource
+from snugbert.errors import InputError
 from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.evaluation_set import make_evaluation_set
 from snugbert.tasks.labeled_texts import TextSplit
 from snugbert.tasks.metrics import TaskMetric
+from snugbert.tasks.question_answering import QuestionAnswering
 from snugbert.tasks.task_arguments import GlueDataArguments
 
 
 def test_each_split_is_named_from_its_own_source(tmp_path):
-    """MNLI from the Hub, from a folder, and from a folder of which one file is replaced."""
+    """MNLI from a folder and from the Hub, and with one file of your own."""
 
     def name(split, in_dataset=None, **arguments):
         examples = TextSplit(split, "", texts=[[""] * 7], split_in_dataset=in_dataset)
@@ -25,10 +31,10 @@ def test_each_split_is_named_from_its_own_source(tmp_path):
         return source
 
     glue = {"num_examples": 7, "hub_id": "nyu-mll/glue", "config_name": "mnli"}
-    for mnli in ({"task_name": "mnli"}, {"task_name": "mnli", "data_dir": str(tmp_path)}):
-        assert name("train", **mnli) == DataSource("GLUE MNLI", "train", **glue)
-        assert name("validation", **mnli) == DataSource("GLUE MNLI", "validation_matched", **glue)
-        assert name("test_diagnostic", **mnli) == DataSource("GLUE diagnostic", "test", 7, "nyu-mll/glue", "ax")
+    mnli = {"task_name": "mnli", "data_dir": str(tmp_path)}
+    assert name("train", **mnli) == DataSource("GLUE MNLI", "train", **glue)
+    assert name("validation", **mnli) == DataSource("GLUE MNLI", "validation_matched", **glue)
+    assert name("test_diagnostic", task_name="mnli") == DataSource("GLUE diagnostic", "test", 7, "nyu-mll/glue", "ax")
     (tmp_path / "own.tsv").touch()
     own = {**mnli, "validation_file": str(tmp_path / "own.tsv")}
     assert name("validation", **own) == DataSource("own.tsv", "validation", 7)
@@ -74,8 +80,6 @@ def test_do_regression_is_true_false_or_inferred(flags, value):
     argv = [*flags, "--dataset_name", "imdb"]
     assert parse_arguments((GlueDataArguments,), argv, "snugbert glue", "")[0].do_regression is value
 
-
-# --- metrics ---------------------------------------------------------------------------------------------------------
 
 OWN = {"classification": {}, "multi_label": {"label_separator": ","}, "regression": {"do_regression": True}}
 
@@ -153,3 +157,21 @@ def test_evaluate_adds_batches_and_combines_metrics(tmp_path):
     metrics = combined.compute(predictions=predictions, references=references)
     del metrics["combined_score"]
     assert metrics == {**at_once, **compute("cola", predictions, references)}
+
+
+def test_a_dataset_in_memory_is_scored_with_a_models_labels():
+    """The labels have the model's order. Other labels are refused."""
+    tokenizer = snugbert.SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
+    config = snugbert.SnugBertConfig(id2label={0: "gloomy", 1: "cheerful"}, label2id={"gloomy": 0, "cheerful": 1})
+    rows = {"text": ["a good film", "a bad film"], "label": ["cheerful", "gloomy"]}
+    data = {"validation": [Dataset.from_dict(rows)]}
+    validation = make_evaluation_set(TextClassification(), config, tokenizer, data)
+    assert validation.features.inputs["label"][:] == [1, 0]
+    assert validation.score(validation.decode(np.eye(2)[[1, 1]])) == {"accuracy": 0.5}
+    assert validation.task.describe_sources(validation.split) == [DataSource("dataset", "validation", 2)]
+    other = Dataset.from_dict({**rows, "label": ["cheerful", "odd"]})
+    with pytest.raises(InputError, match=r"the dataset \(validation\), row 2: unknown label 'odd'"):
+        make_evaluation_set(TextClassification(), config, tokenizer, {"validation": [other]})
+    unlabeled = Dataset.from_dict({"id": ["1"], "context": ["a good film"], "question": ["a film?"]})
+    with pytest.raises(InputError, match=r"^the dataset \(validation\) has no labels"):
+        make_evaluation_set(QuestionAnswering(), config, tokenizer, {"validation": [unlabeled]})

@@ -38,8 +38,8 @@ def question(text: str, context: str, start: int) -> dict:
     ("task", "train", "validation", "expected"),
     [
         (
-            TextClassification(max_train_samples=1),
-            [{"text": "a", "text_pair": "b", "label": 0.5}, {"text": "b", "text_pair": "a", "label": 1.5}],
+            TextClassification(),
+            [{"text": "a", "text_pair": "b", "label": 0.5}, {"text": "c", "text_pair": "a", "label": 1.5}],
             [{"text": "b", "text_pair": "a", "label": 0.5}],
             [],
         ),
@@ -47,39 +47,27 @@ def question(text: str, context: str, start: int) -> dict:
             Tagging(),
             [sentence("Anna in Rome", "B-PER O O"), sentence("anna in rome", "B-PER O B-LOC")],
             [sentence("Anna in Rome", "B-PER O O")],
-            [
-                "Training sentences that are copies of earlier ones: 1 of 2.",
-                "Training sentences with a copy that has another label: 2.",
-                "Validation sentences that are copies of training sentences: 1 of 1.",
-            ],
+            ["1 of 2.", "2.", "1 of 1."],
         ),
         (
             QuestionAnswering(),
             [question("who?", "Ann and Eve", 0), question("Who?", "Ann and Eve", 8), question("who?", "Eve", 0)],
             [question("who?", "eve", 0), question("where?", "Eve", 0)],
-            [
-                "Training questions that are copies of earlier ones: 1 of 3.",
-                "Training questions with a copy that has another label: 2.",
-                "Validation questions that are copies of training questions: 1 of 2.",
-            ],
+            ["1 of 3.", "2.", "1 of 2."],
         ),
         (
             MultipleChoice(),
             [{"text": "a", "choices": ["b", "c"], "label": 0}] * 2,
-            [
-                {"text": text, "choices": choices, "label": 1}
-                for text, choices in (("A", ["b", "C"]), ("a", ["c", "b"]))
-            ],
-            [
-                "Training examples that are copies of earlier ones: 1 of 2.",
-                "Validation examples that are copies of training examples: 1 of 2.",
-            ],
+            [{"text": "A", "choices": choices, "label": 1} for choices in (["b", "C"], ["c", "b"])],
+            ["1 of 2.", "1 of 2."],
         ),
     ],
     ids=["regression", "tagging", "question answering", "multiple choice"],
 )
 def test_copies_of_every_task(task, train, validation, expected):
-    assert count_copies(task, {"train": train, "validation": validation}) == expected
+    """Copies in the training examples, copies with another label, and copies in the validation examples."""
+    found = count_copies(task, {"train": train, "validation": validation})
+    assert [sentence.rpartition(": ")[2] for sentence in found] == expected
 
 
 def count_copies(task: Task, rows: dict[str, list]) -> list[str]:

@@ -91,9 +91,6 @@ def trained(workshop) -> tuple[Path, float]:
     return workshop / "run", run_swag(workshop, workshop / "run", **files, **flags)
 
 
-# --- features, logits and scores --------------------------------------------------------------------------------
-
-
 def test_loss_and_logits_equal_stock_bert(tokenizer):
     """Packed and padded features, next to run_swag's tokens in stock BERT. Long pairs are truncated."""
     ours, stock = ours_and_stock("ForMultipleChoice")
@@ -140,9 +137,6 @@ def test_accuracy_equals_scikit_learn():
     assert task.score(split, rows, counts)["accuracy"] == pytest.approx(weighted, abs=1e-12)
     most = np.bincount(references).argmax()
     assert task.baseline(split, None) == (f"always choice {most}", {"accuracy": (references == most).mean()})
-
-
-# --- reading ----------------------------------------------------------------------------------------------------
 
 
 def test_files_and_datasets_give_the_same_examples(tmp_path):
@@ -194,9 +188,6 @@ def test_which_rows_have_no_label():
     assert split.references.tolist() == [1, 0]
     test = MultipleChoice().read_splits({"test": [data]})["test"]
     assert test.num_examples == 6 and not test.labeled
-
-
-# --- `snugbert swag` --------------------------------------------------------------------------------------------
 
 
 def test_a_run_learns_and_writes_everything(trained):

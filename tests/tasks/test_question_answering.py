@@ -49,9 +49,6 @@ def test_columns_of_the_chosen_answer():
     ]
 
 
-# --- metrics ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

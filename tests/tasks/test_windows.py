@@ -60,9 +60,6 @@ def run(workshop) -> Path:
     return workshop / "run"
 
 
-# --- windows ----------------------------------------------------------------------------------------------------
-
-
 def test_windows_have_the_spans_of_question_answering(tokenizer):
     """Also more texts than the tokenizer gets at once, and texts without words."""
     texts = [row["sentence"] for row in documents(1100, seed=3)] + ["", "good"]
@@ -85,8 +82,6 @@ def test_cut_tokens_are_counted(tokenizer):
         assert kept == tokenizer(*columns, truncation=True, max_length=LENGTH)["input_ids"]
         assert cut.tolist() == [len(all_ids) - len(ids) for all_ids, ids in zip(whole, kept, strict=True)]
 
-
-# --- the model --------------------------------------------------------------------------------------------------
 
 LABELS = {
     "single_label_classification": torch.tensor([2, 0, 1, 2]),
@@ -140,9 +135,6 @@ def test_batches_that_do_not_fit(tokenizer):
             ours(**{**batch, "num_windows": torch.tensor(counts)})
     with pytest.raises(ValueError, match="several windows cannot be filled"):
         pad_row(batch, 8)
-
-
-# --- `snugbert glue` --------------------------------------------------------------------------------------------
 
 
 def test_a_run_reads_the_end_of_documents(run):

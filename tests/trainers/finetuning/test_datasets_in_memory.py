@@ -145,12 +145,6 @@ def test_copies_are_reported_and_a_metric_of_a_label_selects(bert, train, dev, t
     assert f"\n{copies[0]}\n\n{copies[1]}\n" in card and "gloomy recall" in card
 
 
-def test_features_have_a_loss_without_metrics(bert, train, tmp_path):
-    trainer = FineTuningTrainer("tiny", arguments(tmp_path, **SETTINGS), TextClassification(), train, None, bert)
-    metrics = trainer.evaluate(trainer.train_dataset)
-    assert metrics["eval_loss"] > 0 and "eval_accuracy" not in metrics
-
-
 def test_other_datasets_can_be_scored(trained, dev):
     output = trained.predict(dev.select(range(20)))
     assert output.predictions.shape == (20, 2) and output.metrics["test_accuracy"] > 0.9

@@ -33,9 +33,6 @@ from snugbert.trainers.finetuning.losses import class_weights
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-# --- loss -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("head", "weights"), [*((head, None) for head in HEADS), *((h, WEIGHTS) for h in HEADS[:2])])
 def test_one_batch_equals_accumulated_padded_and_filled_batches(head, weights, tokenizer, tmp_path):
     """The last of six accumulated batches has 5 of 45 examples. A mean of means would weight it too much."""
@@ -71,9 +68,6 @@ def test_class_weights_equal_torch_and_scikit_learn(tokenizer, tmp_path):
     assert loss == pytest.approx(
         torch.nn.functional.cross_entropy(logits, torch.tensor(labels), balanced).item(), abs=1e-5
     )
-
-
-# --- layers -----------------------------------------------------------------------------------------------------
 
 
 def test_layerwise_learning_rates(tokenizer, tmp_path):
@@ -162,9 +156,6 @@ def test_top_layers_start_from_random_weights(family, head, tmp_path):
     assert not torch.equal(after[top], other[top])
 
 
-# --- evaluation -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("settings", [{"pad_to_max_length": True}, {"pad_to_multiple_of": 48}], ids=str)
 @pytest.mark.parametrize("head", HEADS)
 def test_predictions_equal_single_examples_in_order(head, settings, tokenizer, tmp_path):
@@ -187,9 +178,7 @@ def test_predictions_equal_single_examples_in_order(head, settings, tokenizer, t
 def test_batches_have_no_padding_and_evaluation_starts_with_long_examples(tokenizer, tmp_path):
     data = examples(HEADS[0], 45)
     lengths = [len(ids) for ids in data["input_ids"]]
-    trainer = new_trainer(
-        HEADS[0], tokenizer, tmp_path, data, per_device_train_batch_size=8, per_device_eval_batch_size=8, max_steps=6
-    )
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, data, per_device_train_batch_size=8, max_steps=6)
     seen: dict[bool, list[list[int]]] = {True: [], False: []}
 
     def note(model, args, inputs):
@@ -239,21 +228,17 @@ def test_rows_are_filled_as_the_device_the_user_and_the_model_allow(tokenizer, t
     assert multiple(relative, pad_to_multiple_of=24) == multiple(pad_to_multiple_of=24, pad_to_max_length=True) == 0
     assert "--pad_to_multiple_of has no effect: rows of this run cannot be filled." in caplog.text
     monkeypatch.setattr(FineTuningArguments, "uses_cuda", True)
-    lengths = np.array([len(ids) for ids in examples(HEADS[0], 45)["input_ids"]])
-    expected = 0.95 * lengths.std() * 4
-    with monkeypatch.context() as patch:
-        patch.setattr("snugbert.trainers.trainer.apply_tf32", lambda args: None)
-        args = {"bf16": False, "tf32": False, "dataloader_num_workers": 0, "per_device_train_batch_size": 16}
-        assert expected <= multiple(**args) < expected + 4
-        assert multiple(pad_to_multiple_of=0, **args) == multiple(relative, **args) == 0
-        own = type("Own", (SnugBertForSequenceClassification,), {})  # its head may treat padding as examples
-        assert multiple(own(new_model(HEADS[0]).config), **args) == 0
-        assert multiple(data=examples(HEADS[0], 45).to_iterable_dataset(), max_steps=1, **args) == 0
-        # The rows of an evaluation have a multiple of their own.
-        args |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 9}
-        trainer = new_trainer(HEADS[0], tokenizer, tmp_path, **args)
-        fill = trainer.get_eval_dataloader(examples(HEADS[0], 45)).collate_fn
-        assert expected * 3 / 4 <= fill.pad_to_multiple_of < expected * 3 / 4 + 4
+    monkeypatch.setattr("snugbert.trainers.trainer.apply_tf32", lambda args: None)
+    args = {"bf16": False, "tf32": False, "dataloader_num_workers": 0, "per_device_train_batch_size": 16}
+    expected = 0.95 * np.std([len(ids) for ids in examples(HEADS[0], 45)["input_ids"]]) * 4
+    assert expected <= multiple(**args) < expected + 4
+    own = type("Own", (SnugBertForSequenceClassification,), {})  # its head may treat padding as examples
+    for model, more in ((None, {"pad_to_multiple_of": 0}), (relative, {}), (own(new_model(HEADS[0]).config), {})):
+        assert multiple(model, **args, **more) == 0
+    # The rows of an evaluation have a multiple of their own.
+    args |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 9}
+    fill = new_trainer(HEADS[0], tokenizer, tmp_path, **args).get_eval_dataloader(examples(HEADS[0], 45)).collate_fn
+    assert expected * 3 / 4 <= fill.pad_to_multiple_of < expected * 3 / 4 + 4
 
 
 def test_nan_logits_are_an_error(tokenizer, tmp_path):
@@ -288,9 +273,6 @@ def test_bf16_keeps_weights_in_32_bits(tokenizer, tmp_path):
     assert dtypes == [torch.float32, torch.bfloat16]
     exact, fast = gradients
     assert 0 < (fast - exact).norm() < 2**-6 * exact.norm()
-
-
-# --- processes --------------------------------------------------------------------------------------------------
 
 
 def train_and_predict(folder: Path, batch_size: int) -> None:

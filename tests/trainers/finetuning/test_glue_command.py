@@ -1,7 +1,6 @@
 """`snugbert glue`: whole runs, parity with stock BERT, bad input."""
 
 import json
-import logging
 import random
 import re
 import shutil
@@ -61,9 +60,6 @@ def run(workshop) -> Path:
     return output_dir
 
 
-# --- a whole run ------------------------------------------------------------------------------------------------
-
-
 def test_a_run_learns_and_writes_everything(run, workshop):
     results = json.loads((run / "eval_results.json").read_text())
     names = ("eval_accuracy", "eval_baseline_accuracy", "eval_samples")
@@ -101,7 +97,7 @@ def test_predictions_are_read_back(run, tmp_path):
 
 
 def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path):
-    """A file to score or to predict may have more columns of text, in another order."""
+    """A file to score may have more columns of text, in another order."""
     rows = [
         {"id": f"id {i}", "title": row["sentence"][::-1], "body": row["sentence"], "mood": row["label"]}
         for i, row in enumerate(sentences(32, seed=11))
@@ -116,12 +112,6 @@ def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path):
         run_command("glue", arguments(workshop, folder, **checkpoint_of(tmp_path / "model"), **data, **changes))
     scored = read_predictions(tmp_path / "scored-0" / "eval_predictions.jsonl")
     assert scored == read_predictions(tmp_path / "scored-1" / "eval_predictions.jsonl")
-    command = ["predict", "--model_name_or_path", str(tmp_path / "model"), "--output_file", str(tmp_path / "o.jsonl")]
-    assert snugbert_cli.main([*command, "--input_file", str(file), "--use_cpu"]) == 0
-    for row, predicted, expected in zip(rows, read_predictions(tmp_path / "o.jsonl"), scored, strict=True):
-        assert {name: predicted[name] for name in row} == row
-        assert predicted["predicted_label"] == expected["predicted_label"]
-        assert predicted["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
 
 
 def test_labeled_test_files_are_scored(run, workshop, tmp_path):
@@ -151,12 +141,9 @@ def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path):
 def test_regression(workshop, tmp_path):
     number = {"cheerful": 1.5, "gloomy": -1}
     rows = [{"text": row["sentence"], "label": number[row["label"]]} for row in sentences(160, seed=5)]
-    files = {
-        "train_file": write_csv(tmp_path / "train.csv", rows),
-        "validation_file": write_csv(tmp_path / "dev.csv", rows[:40]),
-        "test_file": write_csv(tmp_path / "test.csv", rows[:5]),
-    }
-    run_command("glue", arguments(workshop, tmp_path / "out", **files, **ALL, num_train_epochs=8))
+    parts = {"train": rows, "validation": rows[:40], "test": rows[:5]}
+    files = {f"{name}_file": write_csv(tmp_path / f"{name}.csv", part) for name, part in parts.items()}
+    run_command("glue", arguments(workshop, tmp_path / "out", **files, **ALL, num_train_epochs=4))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_mse"] < 0.3 * results["eval_baseline_mse"]
     examples = read_predictions(tmp_path / "out" / "eval_predictions.jsonl")
@@ -164,11 +151,9 @@ def test_regression(workshop, tmp_path):
     gold, predicted = ([row[name] for row in examples] for name in ("label", "predicted_label"))
     assert mean_squared_error(gold, predicted) == results["eval_mse"]
     lines = [line.split("\t") for line in (tmp_path / "out" / "predict_results.txt").read_text().splitlines()[1:]]
-    assert [index for index, _ in lines] == ["0", "1", "2", "3", "4"]
     # Another batch, so another order of summation.
     assert [float(number) for _, number in lines] == pytest.approx(predicted[:5], rel=1e-6)
     assert predicted[0] == pytest.approx(1.5, abs=0.75)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["problem_type"] == "regression"
 
 
 def test_similarity_task(workshop, tmp_path):
@@ -188,7 +173,7 @@ def test_similarity_task(workshop, tmp_path):
     ]
 
 
-def test_several_labels(workshop, tmp_path, capsys):
+def test_several_labels(workshop, tmp_path):
     """One label for each of two kinds of words in a sentence. The checkpoint predicts the same in a second run."""
     generator = random.Random(8)
     rows = []
@@ -202,7 +187,6 @@ def test_several_labels(workshop, tmp_path, capsys):
     run_command("glue", arguments(workshop, tmp_path / "out", **files, **LARGER, num_train_epochs=5))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_micro_f1"] == results["eval_macro_f1"] == results["eval_subset_accuracy"] == 1
-    assert "(always 'cheerful, gloomy') |" in capsys.readouterr().out
     examples = read_predictions(tmp_path / "out" / "eval_predictions.jsonl")
     for row, example in zip(rows[:60], examples, strict=True):
         probable = [label for label, probability in example.pop("probabilities").items() if probability > 0.5]
@@ -221,9 +205,6 @@ def test_defaults_are_the_papers(tmp_path):
     model = SnugBertForSequenceClassification(SnugBertConfig.from_size("tiny", num_hidden_layers=1, vocab_size=9))
     decayed = Trainer(model=model, args=args).get_decay_parameter_names(model)
     assert all(("LayerNorm" in name or "bias" in name) != (name in decayed) for name, _ in model.named_parameters())
-
-
-# --- parity -----------------------------------------------------------------------------------------------------
 
 
 def test_training_equals_stock_bert_under_trainer(workshop, tmp_path):
@@ -273,9 +254,6 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
         weights.append(load_file(tmp_path / f"trained-{dtype}" / "model.safetensors"))
     assert {tensor.dtype for tensor in weights[1].values()} == {torch.float32}
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
-
-
-# --- bad input --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -333,13 +311,3 @@ def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
         with pytest.raises(InputError, match=message):
             run_command("glue", arguments(workshop, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
-
-
-def test_long_examples_are_truncated(run, workshop, tmp_path, caplog, capsys):
-    rows = [{"sentence": "film " * 600, "label": "gloomy"}, {"sentence": "good", "label": "cheerful"}]
-    changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
-    command = arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True)
-    with caplog.at_level(logging.WARNING, logger="snugbert"):
-        run_command("glue", command)
-    assert "--max_seq_length 4096 exceeds the model's limit. Using 512" in caplog.text
-    assert "| validation | accuracy | 100.00 (100.0 to 100.0) | 50.00 (" in capsys.readouterr().out

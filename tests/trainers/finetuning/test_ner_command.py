@@ -13,18 +13,10 @@ from transformers import pipeline
 import snugbert_cli
 from snugbert import Predictor, SnugBertTokenizer
 from snugbert.cli.main import run_command
-from snugbert.cli.parser import parse_arguments
-from snugbert.data.packed_batches import count_tokens
 from snugbert.errors import InputError
-from snugbert.tasks.tagging import Tagging
-from snugbert.tasks.task_arguments import NerDataArguments
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.prepare_task import prepare_task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-# --- a whole run ------------------------------------------------------------------------------------------------
 
 FILLER = "the a of in met saw left and then about was".split()
 GIVEN, FAMILY, PLACES, ENDINGS = ["anna", "otto"], ["berg", "stone"], ["oslo", "rome"], ["town", "port"]
@@ -91,21 +83,6 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     assert found == [("PER", "anna berg"), ("PER", "otto"), ("LOC", "romeport")]
 
 
-def test_document_context(workshop, tmp_path):
-    types = (FineTunedModelArguments, NerDataArguments, FineTuningArguments)
-    prepared = []
-    for context in (False, True):
-        argv = arguments(workshop, tmp_path, document_context=context)
-        model_args, data_args = parse_arguments(types, argv, "", "")[:2]
-        prepared.append(prepare_task(Tagging(data_args), model_args, data_args.files))
-    without, with_context = prepared
-    for one, other in (
-        (without.train_features, with_context.train_features),
-        (without.evaluation_sets[0].features.inputs, with_context.evaluation_sets[0].features.inputs),
-    ):
-        assert 1.2 * count_tokens(one).sum() < count_tokens(other).sum()
-
-
 def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys):
     scored = {**checkpoint_of(run), "train_file": None, "max_eval_samples": 20}
     for extra in ({}, {"pad_to_max_length": True}):
@@ -164,16 +141,13 @@ def test_a_student_learns_from_a_teacher_with_another_tokenizer(run, workshop, t
     assert json.loads((tmp_path / "out/eval_results.json").read_text())["eval_f1"] > 0.95
 
 
-# --- bad input --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"validation_file": "other.txt"}, r"other.txt, line 4: unknown entity type 'GPE'\..*train.txt: LOC, PER\.$"),
         (
             {"validation_file": "other.txt", "document_context": True},
-            "other.txt does not mark its documents. Add -DOC",
+            "other.txt does not mark its documents",
         ),
         ({"label_column_name": "ner_tags"}, "columns of a CoNLL file have no names. Use a number"),
         ({"train_file": None}, r"The labels of the model \(LABEL_0, LABEL_1\) are not entity tags"),

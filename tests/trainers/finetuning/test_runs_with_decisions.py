@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from glue_examples import NO_FILES, arguments, checkpoint_of, read_predictions, sentences
 from safetensors.torch import load_file
 from sklearn.metrics import f1_score
@@ -68,18 +69,13 @@ def test_files_predict_command_and_exports_decide_alike(run, files, tmp_path, ca
     for name, more in {"all": {}, "certain": {"abstain_below": 0.7}}.items():
         flags = places | more | {"output_file": tmp_path / f"{name}.jsonl"}
         run_command("predict", [part for flag, value in flags.items() for part in (f"--{flag}", str(value))])
-    assert [row["predicted_label"] for row in read_predictions(tmp_path / "all.jsonl")] == [
-        row["predicted_label"] for row in written
-    ]
     certain = read_predictions(tmp_path / "certain.jsonl")
-    for row, all_labels in zip(certain, written, strict=True):
-        probability = row["probabilities"][all_labels["predicted_label"]]
-        assert row["abstained"] == (probability < 0.7)
-        assert row["predicted_label"] == (None if row["abstained"] else all_labels["predicted_label"])
+    for row, other, expected in zip(certain, read_predictions(tmp_path / "all.jsonl"), written, strict=True):
+        label = expected["predicted_label"]
+        assert other["predicted_label"] == label and row["abstained"] == (row["probabilities"][label] < 0.7)
+        assert row["predicted_label"] == (None if row["abstained"] else label)
     # The printed share comes from cross-fitted temperatures.
-    (coverage,) = re.findall(
-        r"Abstaining below 0\.7\. Of the validation examples, (.*?)% get", capsys.readouterr().out
-    )
+    (coverage,) = re.findall(r"below 0\.7\. Of the validation examples, (.*?)% get", capsys.readouterr().out)
     kept = [not row["abstained"] for row in certain]
     assert 0 < np.mean(kept) < 1 and abs(float(coverage) - 100 * np.mean(kept)) <= 5
     # Stock BERT scores as the model does, and keeps the thresholds.
@@ -108,7 +104,6 @@ def test_reports_have_cross_fitted_scores(run):
     # The same examples cannot score lower with thresholds that were chosen on them.
     assert f1_score(references, stored) >= max(cheerful["f1"], f1_score(references, plain))
     assert facts["scores_without"]["accuracy"] == pytest.approx(np.mean(np.equal(references, plain)))
-    assert f"Temperature {config['calibration']['temperature']:.3f}" in (run / "results.md").read_text()
     assert "](reliability.png)" in (run / "README.md").read_text() and (run / "reliability.png").exists()
 
 
@@ -167,14 +162,9 @@ def test_further_training_forgets_the_rule(run, workshop, files, tmp_path):
 
 def test_several_labels_in_memory(run, tmp_path):
     """In Python. A new dataset is scored with the thresholds, and a second training chooses its own."""
-    from datasets import Dataset
-
     generator = random.Random(0)
-    rows = [
-        {"text": row["sentence"], "label": [name for name in ("rare", row["label"]) if generator.random() < 0.6]}
-        for row in sentences(120, 1)
-    ]
-    data = Dataset.from_list(rows)
+    labels = [[name for name in ("rare", row["label"]) if generator.random() < 0.6] for row in sentences(120, 1)]
+    data = Dataset.from_dict({"text": [row["sentence"] for row in sentences(120, 1)], "label": labels})
     args = FineTuningArguments(str(tmp_path / "out"), max_steps=12, learning_rate=5e-3, use_cpu=True)
     task = TextClassification(tune_thresholds="macro_f1", calibrate=True)
     model = snugbert.SnugBertForSequenceClassification.from_pretrained(run, num_labels=3, ignore_mismatched_sizes=True)
@@ -182,13 +172,11 @@ def test_several_labels_in_memory(run, tmp_path):
     assert not hasattr(model.config, "thresholds")  # of the run that it continues
     trainer.train()
     assert set(model.config.thresholds) == {"cheerful", "gloomy", "rare"}
-    scored = trainer.evaluate(Dataset.from_list(rows[:]), metric_key_prefix="new")
+    scored = trainer.evaluate(data.select(range(120)), metric_key_prefix="new")
     trainer.save_model()
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     metrics = Predictor(loaded, trainer.processing_class).evaluate(data)
     assert metrics["macro_f1"] == pytest.approx(scored["new_macro_f1"])
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "for label, least in model.config.thresholds.items()" in card and "cross-fitted" in card
 
 
 @pytest.mark.parametrize(

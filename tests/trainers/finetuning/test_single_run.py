@@ -55,10 +55,9 @@ def test_a_run_writes_everything(tokenizer, tmp_path, monkeypatch):
     assert "is not better than the baseline, 100.00 (always right). Try" in (folder / "results.md").read_text()
     assert results["settings"]["learning_rate"] == 1e-3 and results["training"]["train_samples"] == 60
     accuracy = json.loads((folder / "eval_results.json").read_text())["eval_accuracy"]
-    assert accuracy == results["metrics"]["eval"]["accuracy"]
     predicted = np.loadtxt(folder / "predictions.txt")
     assert (predicted == np.array(examples(HEADS[0], 30, seed=1)["label"])).mean() == accuracy
-    assert {"README.md", "results.md", "learning_curve.png", "model.safetensors"} <= {f.name for f in folder.iterdir()}
+    assert accuracy == results["metrics"]["eval"]["accuracy"] and (folder / "learning_curve.png").exists()
 
     # A run that only scores keeps the results of the training.
     before, task = (folder / "results.json").read_bytes(), prepare_counting(tokenizer)
@@ -107,8 +106,7 @@ def test_validation_examples_are_scored_only_once(settings, steps, tokenizer, tm
     again = [steps[-1]] if "load_best_model_at_end" in settings and best != steps[-1] else []
     assert [step for step, _ in validations] == [*steps, *again] and decoded.count("validation") == len(validations)
     assert set(results["intervals"]) == {"eval", "predict"}
-    predicted = np.loadtxt(tmp_path / "predictions.txt")
-    assert predicted.shape == (7,)  # of the test examples, which are written last
+    assert np.loadtxt(tmp_path / "predictions.txt").shape == (7,)  # of the test examples, which are written last
 
 
 def test_evaluation_does_not_change_the_training(tokenizer, tmp_path):
@@ -262,9 +260,6 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, tmp_
     fine_tune(task, arguments(folder, **settings | resume | same_batch | {"num_train_epochs": 3}))
     change = "after step 4: 6 steps instead of 4"
     assert json.loads((folder / "results.json").read_text())["settings"]["changed_on_resume"] == change
-
-
-# --- scores below the baseline --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -148,19 +148,16 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     rows[1]["answers"] = [("nobody", 4)]
     rows[4]["answers"] = [("nothing", 0), rows[4]["answers"][0]]
     file = write_stories(tmp_path / "bad.jsonl", rows)
-    stands = rows[1]["context"][4:10]
-    misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {stands!r}"
-    message = f"{misplaced}. Answers that are not at their position in the context: 2. Fix these answers, or set"
+    misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {rows[1]['context'][4:10]!r}."
+    message = f"{misplaced} Answers that are not at their position in the context: 2. Fix these answers, or set"
     for split in ("train_file", "validation_file"):
         with pytest.raises(InputError, match=re.escape(message)):
             run_command("squad", arguments(workshop, tmp_path / "out", **{split: file}))
-    assert not (tmp_path / "out").exists()
 
     loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
     assert [question.id for question in loaded] == ["q0", "q2", "q3", "q4", "q5"]
     assert all(len(question.answers) == 1 for question in loaded)
-    warning = f"{file}: Answers that are not at their position in the context: 2. Such answers are skipped. "
-    assert f"{warning}Skipped questions: 1. The first: {misplaced}." in caplog.text
+    assert f"Such answers are skipped. Skipped questions: 1. The first: {misplaced}" in caplog.text
     # Scoring compares texts, not positions.
     changes = {**checkpoint_of(run), "train_file": None, "validation_file": file, "on_bad_answer": "skip"}
     run_command("squad", arguments(workshop, tmp_path / "out", **changes))
@@ -178,9 +175,8 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     files = {"train_file": None, "validation_file": tmp_path / "test.json"}
     changes = {**checkpoint_of(run), **files, "max_query_length": 3}
     run_command("squad", arguments(workshop, tmp_path / "out", **changes))
-    assert "questions without text or context: 2. The first: " in caplog.text
-    assert "Questions truncated to 3 tokens (max_query_length): 1" in caplog.text
-    assert "no reference answers. Predictions are not scored." in caplog.text
+    for message in ("without text or context: 2.", "truncated to 3 tokens (max_query_length): 1", "are not scored."):
+        assert message in caplog.text
     answers = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert answers["a"] == "" and set(answers) == {"a", "b", "c"}
     assert all(answer in "then anna reed ran" for answer in answers.values())

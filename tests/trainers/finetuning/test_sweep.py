@@ -31,15 +31,11 @@ from snugbert.trainers.finetuning import single_run, sweep
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import collect_data_settings
-from snugbert.trainers.finetuning.run_records import list_run_folders, prepare_folder
+from snugbert.trainers.finetuning.run_records import prepare_folder
 from snugbert.trainers.finetuning.single_run import fine_tune
 from snugbert.trainers.finetuning.sweep import Objective, StopBadRuns, Suggestions, SweepRun, choose_setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
-
-
-class Interrupted(Exception):
-    pass
 
 
 def test_the_grid_of_the_paper_and_the_length_of_a_stable_sweep(tmp_path):
@@ -52,26 +48,15 @@ def test_the_grid_of_the_paper_and_the_length_of_a_stable_sweep(tmp_path):
         suggestions.tell(0.5)
     grid = itertools.product((16, 32), ("5e-05", "4e-05", "3e-05", "2e-05"), (2, 3, 4))
     assert sorted(names) == sorted(f"batch-{size}_rate-{rate}_epochs-{epochs}_seed-7" for size, rate, epochs in grid)
-    cases = [
+    accumulated = {"gradient_accumulation_steps": 2}
+    for settings, number, epochs in (
         ({}, 160, 20),
         ({}, 96, 34),
         ({"num_train_epochs": 3}, 8, 3),
-        ({"gradient_accumulation_steps": 2}, 128, 50),
-    ]
-    for settings, number, epochs in cases:
+        (accumulated, 128, 50),
+    ):
         args = arguments(tmp_path, sweep="stable", **settings)
         assert sweep.plan_run(args, number, {}, 42).args.num_train_epochs == epochs
-
-
-def test_names_of_many_flags(tmp_path):
-    """File systems allow 255 bytes. The names still differ, and are recognized as runs of a sweep."""
-    flags = "adam_beta1 adam_beta2 label_smoothing_factor layerwise_lr_decay max_grad_norm neftune_noise_alpha"
-    values = dict.fromkeys([*flags.split(), "distillation_temperature", "distillation_weight"], 0.123456)
-    runs = [sweep.plan_run(arguments(tmp_path), 60, values | {"weight_decay": decay}, 7) for decay in (0.1, 0.2)]
-    for run in runs:
-        run.folder.mkdir(parents=True)
-        assert len(run.folder.name) < 220
-    assert set(list_run_folders(tmp_path)) == {run.folder for run in runs} and len({run.folder for run in runs}) == 2
 
 
 def read_results(folder: Path) -> dict:
@@ -113,7 +98,7 @@ def test_a_sweep_over_a_grid_and_seeds(tokenizer, tmp_path, monkeypatch):
 def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypatch):
     output_dir = tmp_path / "run"
     scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.9}  # of each seed; 45 diverges. Of equal runs, the earlier one stays
-    failures: list[type[Exception]] = [Interrupted, DivergedError]
+    failures: list[type[BaseException]] = [KeyboardInterrupt, DivergedError]
 
     def run_of_a_seed(task, args, callbacks):
         if args.seed == 45:
@@ -127,7 +112,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypat
         sweep.run_sweep(task, arguments(output_dir, seeds=seeds, max_steps=1))
 
     monkeypatch.setattr(sweep, "fine_tune", run_of_a_seed)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         sweep_over(4)
     (kept,) = output_dir.rglob("*.safetensors")
     assert kept.parent.name.endswith("seed-43")
@@ -225,14 +210,14 @@ def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, tmp_path):
         (
             "settings: {freeze_layers: [0, 2], reinit_layers: [0, 2]}",
             {},
-            "--freeze_layers 2 and --reinit_layers 2 are",
+            "2 and --reinit_layers 2 are too",
         ),
         ("settings: {lr_scheduler_type: [linear, cosine_with_min_lr]}", {}, "One of min_lr or min_lr_rate should be"),
         ("settings: {batch_size: [16]}", {"gradient_accumulation_steps": 3}, "16 is not divisible by"),
         (
             "{prune: true, settings: {weight_decay: [0.0, 0.1]}}",
             {"eval_strategy": "no"},
-            "--eval_strategy no: `prune`",
+            "--eval_strategy no",
         ),
     ],
 )
@@ -324,33 +309,6 @@ def test_a_journal_continues_with_the_same_settings(tmp_path, monkeypatch):
     study = optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(tmp_path / "whole"))))
     states = [trial.state.name for trial in study.trials]
     assert states == ["COMPLETE" if ended == epochs else "PRUNED" for _, epochs, _, ended in whole]
-
-
-def test_rounded_values_stay_in_their_range(tmp_path):
-    settings = {"adam_beta2": {"low": 0.9999, "high": 0.99999}, "weight_decay": {"low": 0.012346, "high": 0.012349}}
-    search = search_arguments(tmp_path / "run", settings, method="random", runs=9).search
-    suggestions = Suggestions(search, 7, higher_is_better=True, journal=None)
-    for number in range(9):
-        setting = suggestions.ask(number)
-        assert setting["adam_beta2"] in (0.9999, 0.99999) and 0.012346 <= setting["weight_decay"] <= 0.012349
-
-
-def test_more_seeds_do_not_change_the_settings(tokenizer, tmp_path, monkeypatch):
-    """Otherwise, earlier runs would not be part of the continued sweep. The first ten settings are random."""
-
-    def run(self, run, *_):
-        score = run.args.learning_rate * (-1 if run.args.seed > 42 else 1)
-        return run._replace(results={"metrics": {"eval": {"accuracy": score}}, "seconds": 1})
-
-    monkeypatch.setattr(sweep.Sweep, "_run", run)
-    found = []
-    for seeds in (1, 2):
-        folder = tmp_path / str(seeds)
-        folder.mkdir()
-        args = search_arguments(folder, method="tpe", runs=14, seeds=seeds, flags={"greater_is_better": True})
-        runs = sweep.Sweep(prepare_counting(tokenizer), args).run_all()
-        found.append([run.setting for run in runs if run.seed == 42])
-    assert found[0] == found[1] and len(found[0]) == 14
 
 
 # --- real runs --------------------------------------------------------------------------------------------------
@@ -465,10 +423,8 @@ def test_failed_runs_are_counted(tmp_path, monkeypatch):
     rates = {"learning_rate": {"low": 1e-3, "high": 3e-2, "log": True}, "batch_size": [12, 30]}
     run_search(tmp_path / "run", rates, method="tpe", runs=4, flags={"max_steps": 2})
     found = read_sweep(tmp_path / "run")
-    assert {failure.partition("_seed-42: ")[2] for failure in found["failures"]} <= {
-        "out of memory",
-        "the loss is nan",
-    }
+    messages = {failure.partition("_seed-42: ")[2] for failure in found["failures"]}
+    assert messages <= {"out of memory", "the loss is nan"}
     assert len(found["settings"]) + len(found["failures"]) == 4 and 0 < len(found["failures"]) < 4
     assert all(row["learning_rate"] <= 4.61e-3 for row in found["settings"])
     # If no run ends well, the memory may be free later.
