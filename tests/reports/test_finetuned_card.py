@@ -27,10 +27,7 @@ CARD = {
         "predict_ax": [source("unlabeled.csv", "test", 11)],
     },
     "perfect_score": 1,
-    "settings": {
-        **{"learning_rate": 3e-5, "seed": 0, "weight_decay": 0.0, "precision": "float32", "class_weights": None},
-        **{"train_file": "/home/ada/train.csv", "max_eval_samples": 90},
-    },
+    "settings": {"learning_rate": 3e-5, "class_weights": None, "train_file": "/ada/train.csv", "max_eval_samples": 90},
     "metrics": {
         "eval": {"accuracy": 0.8412345678, "combined_score": 0.7, "pearson": float("nan")},
         "eval_mm": {"accuracy": 0.83},
@@ -70,12 +67,6 @@ def test_metadata_and_text_of_a_card(tmp_path):
     rows = cells(card.text)
     assert ["training", "more.csv", "1"] in rows and ["test", "my reviews, 2024", "70"] in rows
     assert ["validation", "accuracy", "84.12", "35.45 (always 'entailment')"] in rows
-    assert [name for name, _ in rows[-5:]] == [
-        "learning rate",
-        "seed",
-        "weight decay",
-        "precision",
-        "max eval samples",
-    ]
+    assert rows[-3:] == [["setting", "value"], ["learning rate", "3e-05"], ["max eval samples", "90"]]
     plots = ["learning_curve.png", "confusion_matrix.png", "eval_mm_confusion_matrix.png"]
     assert re.findall(r"!\[.+\]\((.+)\)", card.text) == plots

@@ -48,9 +48,9 @@ def test_learning_curve(tmp_path, figures):
         return figures.pop().axes
 
     training = [{"loss": 1 / step, "learning_rate": 1e-5, "epoch": step / 10, "step": step} for step in range(1, 31)]
+    evaluations = ((0.5, 0.8, 1.0, 10), (0.4, 0.9, 2.0, 20))
     validation = [
-        {"eval_loss": 0.5, "eval_accuracy": 0.8, "epoch": 1.0, "step": 10},
-        {"eval_loss": 0.4, "eval_accuracy": 0.9, "epoch": 2.0, "step": 20},
+        dict(zip(("eval_loss", "eval_accuracy", "epoch", "step"), each, strict=True)) for each in evaluations
     ]
     end = [{"train_runtime": 3.0, "train_loss": 0.2, "epoch": 3.0, "step": 30}]
     loss, accuracy = draw(training + validation + end, "accuracy", 1, 0.25)
@@ -91,24 +91,20 @@ def log_line(number: int, next_sentences: bool) -> dict[str, float]:
     return line | ({"nsp_loss": 0.6, "nsp_accuracy": 0.7} if next_sentences else {})
 
 
-def evaluated(line: dict[str, float]) -> dict[str, float]:
-    return {"step": line["step"]} | {f"eval_{name}": value / 2 for name, value in line.items() if "_" in name}
-
-
 def test_curves_with_and_without_validation(tmp_path, figures):
-    lines = 20
-    picture = tmp_path / "training.png"
-    draw_training([log_line(number, False) for number in range(1, lines + 1)], picture)
+    picture, numbers = tmp_path / "training.png", range(1, 21)
+    draw_training([log_line(number, False) for number in numbers], picture)
     loss = figures[0].axes[0].lines
-    assert [list(curve.get_ydata()) for curve in loss] == [[6 - number / 1000 for number in range(1, lines + 1)]]
+    assert [list(curve.get_ydata()) for curve in loss] == [[6 - number / 1000 for number in numbers]]
 
     # Sentence pairs are a second column.
-    training = [log_line(number, True) for number in range(1, lines + 1)]
-    mixed = [*training, evaluated(training[-1]), {"step": lines, "train_runtime": 3.0}]
+    training = [log_line(number, True) for number in numbers]
+    evaluated = {f"eval_{name}": value / 2 for name, value in training[-1].items() if "_" in name} | {"step": 20}
+    mixed = [*training, evaluated, {"step": 20, "train_runtime": 3.0}]
     draw_training(mixed, picture, {"mlm_loss": 6.5, "mlm_accuracy": 0.05, "nsp_accuracy": 0.5})
     panels = figures[1].axes
     assert [panel.get_ylabel() for panel in panels] == ["loss (nats)", "loss (nats)", "accuracy", "accuracy"]
-    assert [panel.lines[1].get_ydata() for panel in panels[:4]] == [[3 - lines / 2000], [0.3], [0.05], [0.35]]
+    assert [panel.lines[1].get_ydata() for panel in panels[:4]] == [[2.99], [0.3], [0.05], [0.35]]
     named = [[text.get_text() for text in panel.get_legend().get_texts()] for panel in panels[:4]]
     baselines = [[text for text in texts if "baseline" in text] for texts in named]
     assert baselines == [["baseline 6.500"], [], ["baseline 5.0%"], ["baseline 50.0%"]]

@@ -47,3 +47,9 @@ def test_summary(tmp_path):
     assert "| validation | accuracy | 50.00 | 25.00 (always 'few') |\n| validation | pearson | - |  |\n" in summary
     assert "Predicted, not scored, because labels are missing: test mismatched.\n" in summary
     assert summary.endswith(f"\nfolder       {tmp_path}\nplots        confusion_matrix.png\nmodel card   README.md")
+    # In the folder of a trained model, a run that only scores lists only its predictions.
+    for name in ("config.json", "model.safetensors", "predictions.txt", "results.md"):
+        (tmp_path / name).touch()
+    summary = format_summary(FACTS, RESULTS | {"training": {}, "metrics": {"eval": {"accuracy": 0.5}}}, tmp_path)
+    assert summary.startswith("counting: scored\n")
+    assert summary.endswith(f"\nfolder       {tmp_path}\npredictions  predictions.txt")

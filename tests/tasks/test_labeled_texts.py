@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
-from glue_examples import load_splits
+from glue_examples import VOCABULARY, load_splits
 from tables import write_csv
 
 from snugbert import SnugBertTokenizer
@@ -19,9 +19,7 @@ from snugbert.tasks.labeled_texts import find_text_columns
 from snugbert.tasks.labels import choose_labels, encode_labels
 from snugbert.tasks.task_arguments import GlueDataArguments
 
-WORDS = "a the film plot story scene old new it was and with".split()
-VOCABULARY = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
-
+TOKENIZER = SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
 # Sizes of train, validation and test, how many validation examples have label 1 (from the datasets' papers), and the
 # label and the beginning of the last text of the first validation example.
 GLUE_FOLDERS = {
@@ -34,11 +32,11 @@ GLUE_FOLDERS = {
 }
 
 
-def encode(splits, tokenizer) -> tuple[list[str], Dataset]:
+def encode(splits) -> tuple[list[str], Dataset]:
     """Returns the labels of the training examples, and their features."""
     task = TextClassification()
     task.choose_labels(splits, SnugBertConfig())
-    task.use_tokenizer(tokenizer, 128)
+    task.use_tokenizer(TOKENIZER, 128)
     return task.labels, task.encode(splits["train"]).inputs
 
 
@@ -67,11 +65,7 @@ def test_glue_folders_are_read(task, data_dir):
 
 @pytest.mark.parametrize(
     ("task", "file", "rows"),
-    [
-        ("mnli", "MNLI/dev_subset.tsv", 1000),
-        ("qqp", "QQP/dev_subset.tsv", 1000),
-        ("qnli", "QNLI/dev.tsv", 5463),
-    ],
+    [("mnli", "MNLI/dev_subset.tsv", 1000), ("qqp", "QQP/dev_subset.tsv", 1000), ("qnli", "QNLI/dev.tsv", 5463)],
 )
 def test_files_given_by_name(task, file, rows, data_dir):
     arguments = GlueDataArguments(task_name=task, validation_file=str(data_dir / "glue" / file))
@@ -133,12 +127,11 @@ def test_files_and_datasets_give_the_same_features(tmp_path):
     dataset = Dataset.from_list(rows, Features({"question": text, "answer": text, "label": classes}))
     dataset.to_parquet(tmp_path / "folder" / "train.parquet")
 
-    tokenizer = SnugBertTokenizer(vocab=VOCABULARY)
-    expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
+    expected = TOKENIZER([row["question"] for row in rows], [row["answer"] for row in rows])
     sources = [{"train_file": str(tmp_path / name)} for name in ("a.csv", "a.tsv", "a.jsonl")]
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
         splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
-        labels, features = encode(splits, tokenizer)
+        labels, features = encode(splits)
         assert labels == ["no", "yes"] and features["label"][:] == [1, 0, 1]
         assert features["input_ids"][:] == expected["input_ids"]
         assert features["token_type_ids"][:] == expected["token_type_ids"]
@@ -150,13 +143,12 @@ def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
     listed = [{"text": text, "topics": labels} for text, labels in rows]
     (tmp_path / "a.json").write_text(json.dumps(listed))
     classes = Dataset.from_list(listed).cast_column("topics", List(ClassLabel(names=["a", "b", "c"])))
-    tokenizer = SnugBertTokenizer(vocab=VOCABULARY)
     for data, separator in ((csv, "|"), (tmp_path / "a.json", None), (classes, None)):
         task = TextClassification(label_column_name="topics", label_separator=separator)
-        labels, features = encode(task.read_splits({"train": [data]}), tokenizer)
+        labels, features = encode(task.read_splits({"train": [data]}))
         assert labels == ["a", "b", "c"]
         assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
-        assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
+        assert features["input_ids"][:] == TOKENIZER([text for text, _ in rows])["input_ids"]
 
 
 NAMES = ["Anna Schmidt", "Ben Maier", "Cem Huber", "Dora Adams"]

@@ -227,6 +227,7 @@ def test_stock_bert_predict_and_the_run_agree(trained, workshop, tmp_path):
         assert row["probabilities"] == pytest.approx(softmax(logits).tolist(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_scoring_a_checkpoint_and_padding(trained, workshop, tmp_path):
     """From Python, without training, and with padded batches of one example, the scores are the same."""
     run, accuracy = trained
@@ -235,6 +236,7 @@ def test_scoring_a_checkpoint_and_padding(trained, workshop, tmp_path):
     assert run_swag(workshop, tmp_path, **start) == accuracy
 
 
+@pytest.mark.slow
 def test_distillation(trained, workshop, tmp_path):
     unlabeled = write_lines(tmp_path / "more.jsonl", as_lists(swag(100, seed=9, labeled=False)))
     student = {"teacher_name_or_path": trained[0], "unlabeled_file": unlabeled, "distillation_weight": 1}

@@ -154,6 +154,7 @@ def test_accumulated_batches_equal_one(workshop, tmp_path):
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_predict_score_and_stock_bert_agree(run, workshop, tmp_path):
     """Every reader of the model finds its windows in config.json. A document's logits do not depend on the others."""
     expected = read_predictions(run / "eval_predictions.jsonl")
@@ -187,6 +188,7 @@ def test_predict_score_and_stock_bert_agree(run, workshop, tmp_path):
         assert list(row["probabilities"].values()) == pytest.approx(probabilities, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_code_of_cards_averages_windows(run, tmp_path, monkeypatch, capsys):
     """The code in the cards of the run and of its export, on a real document."""
     row = read_predictions(run / "eval_predictions.jsonl")[0]
@@ -205,6 +207,7 @@ def test_the_code_of_cards_averages_windows(run, tmp_path, monkeypatch, capsys):
     assert logits[0].softmax(-1).tolist() == pytest.approx(list(row["probabilities"].values()), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_distillation(run, workshop, tmp_path):
     """The teacher reads its own windows, whatever the student reads."""
     windows = {"max_seq_length": 64, "doc_stride": None, "cache_dir": tmp_path / "cache"}

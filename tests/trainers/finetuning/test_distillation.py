@@ -8,11 +8,10 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from glue_examples import LARGER, VOCABULARY, arguments, sentences
+from glue_examples import LARGER, arguments, checkpoint_of, sentences
 from safetensors.torch import load_file, save_file
 from tables import write_csv
 
-from snugbert import SnugBertTokenizer
 from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
@@ -22,31 +21,17 @@ THREE_LAYERS = LARGER["config_overrides"].replace("num_hidden_layers=1", "num_hi
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """Data, and a teacher of three layers."""
-    folder = tmp_path_factory.mktemp("distillation")
-    SnugBertTokenizer(vocab={token: i for i, token in enumerate(VOCABULARY)}).save_pretrained(folder / "tokenizer")
-    write_csv(folder / "train.csv", sentences(160, seed=1))
-    write_csv(folder / "dev.csv", sentences(60, seed=2))
-    teacher = arguments(
-        folder, folder / "teacher", config_overrides=THREE_LAYERS, num_train_epochs=10, save_strategy="no"
-    )
-    run_command("glue", teacher)
-    return folder
+def folder(workshop) -> Path:
+    """The data, and a teacher of three layers."""
+    settings = {"config_overrides": THREE_LAYERS, "num_train_epochs": 10, "save_strategy": "no"}
+    run_command("glue", arguments(workshop, workshop / "teacher", **settings))
+    return workshop
 
 
 def student(folder: Path, output_dir: Path, **changes: object) -> list[str]:
     """A command line that distills the teacher into a student of two of its layers."""
-    settings: dict[str, object] = {
-        "config_name": None,
-        "config_overrides": None,
-        "tokenizer_name": None,
-        "teacher_name_or_path": folder / "teacher",
-        "num_student_layers": 2,
-        "num_train_epochs": 1,
-        "cache_dir": folder / "cache",
-        "save_strategy": "no",
-    }
+    settings = {**checkpoint_of(None), "teacher_name_or_path": folder / "teacher", "num_student_layers": 2}
+    settings |= {"num_train_epochs": 1, "cache_dir": folder / "cache", "save_strategy": "no"}
     return arguments(folder, output_dir, **settings | changes)
 
 

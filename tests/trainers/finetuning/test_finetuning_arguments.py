@@ -16,17 +16,12 @@ from snugbert.trainers.finetuning.settled_arguments import choose_learning_rate
 from snugbert.trainers.finetuning.sweep_file import read_sweep_file
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"eval_strategy": "steps"}, (500, 500)),
-        ({"eval_strategy": "steps", "logging_steps": 100, "early_stopping_patience": 1}, (100, 100)),
-        ({"eval_strategy": "steps", "eval_steps": 30, "early_stopping_patience": 1}, (30, 30)),
-    ],
-)
-def test_evaluation_and_checkpoint_steps(settings, expected, tmp_path):
-    args = arguments(tmp_path, **settings)
-    assert (args.eval_steps, args.save_steps) == expected
+def test_evaluation_and_checkpoint_steps(tmp_path):
+    args = arguments(tmp_path, eval_strategy="steps")
+    assert (args.eval_steps, args.save_steps) == (500, 500)
+    for settings, steps in (({"logging_steps": 100}, 100), ({"eval_steps": 30}, 30)):
+        args = arguments(tmp_path, eval_strategy="steps", early_stopping_patience=1, **settings)
+        assert (args.eval_steps, args.save_steps) == (steps, steps)
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def plain_student(head, teacher, data, temperature, weight):
 
 
 @pytest.mark.parametrize("head", HEADS)
+@pytest.mark.slow
 def test_one_batch_equals_accumulated_padded_and_filled_batches_and_a_reference(head, tokenizer, tmp_path):
     teacher, data = new_model(head), examples(head, 45)
     perturb(teacher, 0.1)

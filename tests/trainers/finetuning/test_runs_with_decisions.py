@@ -24,7 +24,7 @@ from snugbert.tasks.classification import TextClassification
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 # With these, F1 is best with a threshold between 0.05 and 0.4.
 PROBABILITIES = {"good": 0.4, "fine": 0.4, "great": 0.8, "bad": 0.05, "dull": 0.05, "poor": 0.05}
 CHOSEN = {"tune_thresholds": "f1", "calibrate": True}

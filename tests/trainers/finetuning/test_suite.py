@@ -9,8 +9,8 @@ from itertools import islice, repeat
 from pathlib import Path
 
 import pytest
-from card_metadata import read_metadata
 from glue_examples import LARGER, NO_FILES, WORDS, arguments, read_predictions, sentences
+from huggingface_hub import ModelCard
 from markdown_tables import cells
 
 from snugbert.cli.main import run_command
@@ -59,6 +59,7 @@ def glue_folder(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeypatch, caplog, capsys):
     output_dir = tmp_path / "out"
     asked = {"do_train": True, "do_eval": True, "do_predict": True, "save_steps": 15}
@@ -99,12 +100,16 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     assert submission["AX"][1:] == [f"{i}\t{answer}" for i, answer in enumerate(gold)]
     assert metrics["mnli"]["predict_ax"] == {"matthews_correlation": 1.0}
     # The test examples are not labeled, so they are not in the header.
-    scores = {
-        ("GLUE MNLI", "validation_matched", 30): {"accuracy": 1.0},
-        ("GLUE MNLI", "validation_mismatched", 7): {"accuracy": 1.0},
-        ("GLUE diagnostic", "test", 6): {"matthews_correlation": 1.0},
-    }
-    assert read_metadata(output_dir / "mnli") == ([("GLUE MNLI", "train", 160)], scores)
+    data = ModelCard.load(output_dir / "mnli/README.md").data
+    assert [(source["name"], source["num_examples"]) for source in data.training_data] == [("GLUE MNLI", 160)]
+    assert [
+        (each.dataset_name, each.dataset_split, each.dataset_args["num_examples"]) for each in data.eval_results
+    ] == [
+        ("GLUE MNLI", "validation_matched", 30),
+        ("GLUE MNLI", "validation_mismatched", 7),
+        ("GLUE diagnostic", "test", 6),
+    ]
+    assert {each.metric_value for each in data.eval_results} == {1.0}
 
     capsys.readouterr()
     before = len(steps)
@@ -118,6 +123,7 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     assert plans == ["4 steps", "40 steps", "8 steps"]  # all from the beginning
 
 
+@pytest.mark.slow
 def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, capsys):
     shutil.rmtree(glue_folder / "MNLI")
     some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 4, **NO_FILES, **LARGER}

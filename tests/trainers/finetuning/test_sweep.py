@@ -17,9 +17,9 @@ import optuna
 import pytest
 import torch
 import yaml
-from card_metadata import read_metadata
 from finetuning_examples import HEADS, arguments, examples, make_tokenizer, new_trainer, prepare_counting
 from forked import run as run_forked
+from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -150,8 +150,8 @@ def test_seeds_without_a_sweep(tokenizer, tmp_path, monkeypatch):
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
     assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43)]
     best = max(read_results(tmp_path / "run")["sweep"]["settings"][0]["scores"])
-    scores = {("dev.csv", "validation", 30): {"accuracy": pytest.approx(best, rel=1e-5)}}
-    assert read_metadata(tmp_path / "run") == ([("train.csv", "train", 60)], scores)
+    (result,) = ModelCard.load(tmp_path / "run/README.md").data.eval_results
+    assert result.metric_value == pytest.approx(best, rel=1e-5)
     # The folder of a single run is not continued as a sweep.
     shutil.rmtree(tmp_path / "run" / "runs")
     (tmp_path / "run" / "plan.json").unlink()
