@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from snugbert.errors import InputError
 from snugbert.reports.cards import Head
-from snugbert.reports.results import TaskFacts, format_summary, write_results
+from snugbert.reports.results import TaskFacts, format_summary, read_results, write_results
 
 
 def test_results_files(tmp_path):
@@ -27,6 +28,9 @@ def test_results_files(tmp_path):
     with pytest.raises(TypeError):
         write_results(tmp_path, results | {"settings": object()})
     assert (tmp_path / "results.json").read_text(encoding="utf-8") == written
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(InputError, match=r"results\.json is damaged"):
+        read_results(tmp_path / "results.json")
 
 
 FACTS = TaskFacts("counting", Head("ForSequenceClassification"), None, ("predictions.txt",))

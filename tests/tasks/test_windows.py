@@ -19,6 +19,7 @@ from snugbert.errors import InputError
 from snugbert.export.export import export_model
 from snugbert.gpu.row_sizes import pad_row
 from snugbert.prediction.predictor import Predictor
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_windows import split_into_spans
 from snugbert.tasks.windows import PadNested, tokenize_documents, tokenize_texts
 
@@ -81,6 +82,11 @@ def test_cut_tokens_are_counted(tokenizer):
         kept = encoded["input_ids"].to_pylist()
         assert kept == tokenizer(*columns, truncation=True, max_length=LENGTH)["input_ids"]
         assert cut.tolist() == [len(all_ids) - len(ids) for all_ids, ids in zip(whole, kept, strict=True)]
+    task = TextClassification()
+    task.use_tokenizer(tokenizer, LENGTH)
+    task.encode(task.make_split([["good " * 23], ["good"]]))
+    assert "1 of 2 texts (50.0%) are longer than 16 tokens" in (sentence := task.describe_truncation(["text"]))
+    assert "36.0% of their tokens are cut" in sentence  # 9 of 25
 
 
 LABELS = {

@@ -9,11 +9,7 @@ from finetuning_examples import arguments
 from glue_examples import arguments as command_line
 from glue_examples import sentences
 from safetensors.torch import load_file
-from transformers import (
-    AutoTokenizer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import AutoTokenizer, TrainerCallback, TrainingArguments
 
 import snugbert
 from snugbert import (

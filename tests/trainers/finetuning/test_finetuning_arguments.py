@@ -170,10 +170,7 @@ def test_flags_replace_single_values_only(tmp_path):
         ("{settings: {}, method: bayes}", "method: unknown value 'bayes'. Choose one of grid, random, tpe"),
         ("{settings: {}, method: random}", "method random needs `runs`"),
         ("{settings: {}, hours: 0}", "hours 0.0 must be above 0"),
-        (
-            "runs: 3\nmethod: tpe\nsettings: {weight_decay: {low: 0, high: 1, log: 2}}",
-            "`log` must be true or false",
-        ),
+        ("runs: 3\nmethod: tpe\nsettings: {weight_decay: {low: 0, high: 1, log: 2}}", "`log` must be true or false"),
         ("settings: [", "expected the node content"),
     ],
 )

@@ -156,7 +156,7 @@ def test_top_layers_start_from_random_weights(family, head, tmp_path):
     assert not torch.equal(after[top], other[top])
 
 
-@pytest.mark.parametrize("settings", [{"pad_to_max_length": True}, {"pad_to_multiple_of": 48}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"pad_to_max_length": True}, {"pad_to_multiple_of": 48}], ids=str)
 @pytest.mark.parametrize("head", HEADS)
 def test_predictions_equal_single_examples_in_order(head, settings, tokenizer, tmp_path):
     data = examples(head, 21)

@@ -143,7 +143,7 @@ def test_regression(workshop, tmp_path):
     rows = [{"text": row["sentence"], "label": number[row["label"]]} for row in sentences(160, seed=5)]
     parts = {"train": rows, "validation": rows[:40], "test": rows[:5]}
     files = {f"{name}_file": write_csv(tmp_path / f"{name}.csv", part) for name, part in parts.items()}
-    run_command("glue", arguments(workshop, tmp_path / "out", **files, **ALL, **LARGER, num_train_epochs=4))
+    run_command("glue", arguments(workshop, tmp_path / "out", **files, **ALL, num_train_epochs=8))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_mse"] < 0.3 * results["eval_baseline_mse"]
     examples = read_predictions(tmp_path / "out" / "eval_predictions.jsonl")
@@ -224,8 +224,7 @@ def test_training_equals_stock_bert_under_trainer(workshop, tmp_path):
 
     tokenizer = SnugBertTokenizer.from_pretrained(workshop / "tokenizer")
     examples = Dataset.from_list(sentences(160, seed=1)).map(
-        lambda row: {**tokenizer(row["sentence"]), "label": list(WORDS).index(row["label"])},
-        remove_columns="sentence",
+        lambda row: {**tokenizer(row["sentence"]), "label": list(WORDS).index(row["label"])}, remove_columns="sentence"
     )
     stock = BertForSequenceClassification.from_pretrained(bert, dtype=torch.float32)
     defaults = {"warmup_steps": 0.1, "weight_decay": 0.01, "disable_tqdm": True}

@@ -31,8 +31,7 @@ def reference(student, teacher, labels, kind, temperature, weight):
 
 
 @pytest.mark.parametrize(
-    ("kind", "columns"),
-    [("single_label_classification", 4), ("multi_label_classification", 4), ("regression", 1)],
+    ("kind", "columns"), [("single_label_classification", 4), ("multi_label_classification", 4), ("regression", 1)]
 )
 def test_the_loss_equals_a_reference(kind, columns):
     generator = torch.Generator().manual_seed(0)

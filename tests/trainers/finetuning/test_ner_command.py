@@ -145,10 +145,7 @@ def test_a_student_learns_from_a_teacher_with_another_tokenizer(run, workshop, t
     ("changes", "message"),
     [
         ({"validation_file": "other.txt"}, r"other.txt, line 4: unknown entity type 'GPE'\..*train.txt: LOC, PER\.$"),
-        (
-            {"validation_file": "other.txt", "document_context": True},
-            "other.txt does not mark its documents",
-        ),
+        ({"validation_file": "other.txt", "document_context": True}, "other.txt does not mark its documents"),
         ({"label_column_name": "ner_tags"}, "columns of a CoNLL file have no names. Use a number"),
         ({"train_file": None}, r"The labels of the model \(LABEL_0, LABEL_1\) are not entity tags"),
     ],

@@ -31,7 +31,7 @@ from snugbert.trainers.finetuning import single_run, sweep
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import collect_data_settings
-from snugbert.trainers.finetuning.run_records import prepare_folder
+from snugbert.trainers.finetuning.run_records import list_run_folders, prepare_folder
 from snugbert.trainers.finetuning.single_run import fine_tune
 from snugbert.trainers.finetuning.sweep import Objective, StopBadRuns, Suggestions, SweepRun, choose_setting
 
@@ -57,6 +57,17 @@ def test_the_grid_of_the_paper_and_the_length_of_a_stable_sweep(tmp_path):
     ):
         args = arguments(tmp_path, sweep="stable", **settings)
         assert sweep.plan_run(args, number, {}, 42).args.num_train_epochs == epochs
+
+
+def test_names_of_many_flags(tmp_path):
+    """File systems allow 255 bytes. The names still differ, and are recognized as runs of a sweep."""
+    flags = "adam_beta1 adam_beta2 label_smoothing_factor layerwise_lr_decay max_grad_norm neftune_noise_alpha"
+    values = dict.fromkeys([*flags.split(), "distillation_temperature", "distillation_weight"], 0.123456)
+    runs = [sweep.plan_run(arguments(tmp_path), 60, values | {"weight_decay": decay}, 7) for decay in (0.1, 0.2)]
+    for run in runs:
+        run.folder.mkdir(parents=True)
+        assert len(run.folder.name) < 220
+    assert len(list_run_folders(tmp_path)) == 2
 
 
 def read_results(folder: Path) -> dict:
@@ -207,18 +218,10 @@ def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, tmp_path):
     ("text", "flags", "error"),
     [
         ("settings: {reinit_layers: [0, 99, 1]}", {}, "--reinit_layers 99 are too large. The model has 3 layers"),
-        (
-            "settings: {freeze_layers: [0, 2], reinit_layers: [0, 2]}",
-            {},
-            "2 and --reinit_layers 2 are too",
-        ),
+        ("settings: {freeze_layers: [0, 2], reinit_layers: [0, 2]}", {}, "2 and --reinit_layers 2 are too"),
         ("settings: {lr_scheduler_type: [linear, cosine_with_min_lr]}", {}, "One of min_lr or min_lr_rate should be"),
         ("settings: {batch_size: [16]}", {"gradient_accumulation_steps": 3}, "16 is not divisible by"),
-        (
-            "{prune: true, settings: {weight_decay: [0.0, 0.1]}}",
-            {"eval_strategy": "no"},
-            "--eval_strategy no",
-        ),
+        ("{prune: true, settings: {weight_decay: [0.0, 0.1]}}", {"eval_strategy": "no"}, "--eval_strategy no"),
     ],
 )
 def test_a_value_that_does_not_fit_stops_a_sweep_at_once(text, flags, error, tokenizer, tmp_path):
