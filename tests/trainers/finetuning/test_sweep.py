@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -394,6 +395,15 @@ def test_a_budget_of_time(tmp_path, monkeypatch):
     for hours in (finished + 2.0, 1.0):
         run_search(tmp_path / "run", hours=hours, **content)
     assert planned == [(22 - finished, 7200), (22 - finished, 0)]
+
+
+def test_a_bad_run_is_not_stopped_after_its_last_step():
+    """Its weights and scores are complete."""
+    callback = StopBadRuns(SimpleNamespace(is_bad=lambda evaluations: evaluations == [0.5]), "eval_accuracy")
+    for step, stops in ((9, True), (10, False)):
+        state = SimpleNamespace(log_history=[{"eval_accuracy": 0.5}, {"loss": 1}], global_step=step, max_steps=10)
+        with pytest.raises(optuna.TrialPruned) if stops else nullcontext():
+            callback.on_evaluate(None, state, None)
 
 
 def test_settings_with_a_failed_seed_come_last(tmp_path):
