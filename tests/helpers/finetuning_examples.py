@@ -108,10 +108,12 @@ class Counting(Task[CountingSplit, Features, np.ndarray]):
 
 
 class PreparedExamples(PreparedTask):
-    """Examples for a given model."""
+    """Examples for a given model, or for new classifiers."""
+
+    given = None
 
     def make_model(self):
-        return self.given
+        return snugbert.SnugBertForSequenceClassification(self.config) if self.given is None else self.given
 
     def make_collator(self, pad_to_max_length):
         if not pad_to_max_length:
@@ -173,26 +175,13 @@ def train_one_step(trainer: FineTuningTrainer) -> torch.nn.Module:
     return trainer.model
 
 
-class PreparedCounting(PreparedTask):
-    """A task with models from random weights."""
-
-    def make_model(self):
-        return snugbert.SnugBertForSequenceClassification(self.config)
-
-
 def prepare_counting(tokenizer, number: int = 60) -> PreparedTask:
     """Returns the task of classifying whether a sequence has few, some or many high tokens."""
-    task = Counting()
-    task.use_tokenizer(tokenizer, 512)
-    return PreparedCounting(
-        task=task,
-        model_args=FineTunedModelArguments(config_name="tiny", tokenizer_name="."),
-        config=snugbert.SnugBertConfig(**CONFIG),
-        student_layers=None,
-        train_features=examples(HEADS[0], number),
-        evaluation_sets=[counting_set(task)],
-        data={"train": [DataSource("train.csv", "train", number)], "eval": [DataSource("dev.csv", "validation", 30)]},
-    )
+    prepared = prepare_examples(HEADS[0], tokenizer, examples(HEADS[0], number))
+    prepared.given, prepared.evaluation_sets = None, [counting_set(prepared.task)]
+    train, validation = (DataSource("train.csv", "train", number), DataSource("dev.csv", "validation", 30))
+    prepared.data = {"train": [train], "eval": [validation]}
+    return prepared
 
 
 def counting_set(task: Counting, name: str = "validation", number: int = 30, labeled: bool = True) -> EvaluationSet:

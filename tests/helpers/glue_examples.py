@@ -49,7 +49,7 @@ def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
     return [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
 
 
-def checkpoint_of(run: Path) -> dict[str, object]:
+def checkpoint_of(run: Path | None) -> dict[str, object]:
     """Changes to `arguments` that load the checkpoint in `run`."""
     return {"model_name_or_path": run, "config_name": None, "config_overrides": None, "tokenizer_name": None}
 

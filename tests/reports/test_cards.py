@@ -1,10 +1,13 @@
-"""Shared by all model cards: the file, tables, results for the Hub."""
+"""Shared by all model cards: the file, tables, results for the Hub. The card of pretraining."""
+
+import re
 
 import pytest
 from huggingface_hub import ModelCard, ModelCardData
 
 from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD
 from snugbert.reports.cards import Head, eval_result, package_versions, save_model_card, table
+from snugbert.reports.pretrained_card import write_pretraining_card
 
 
 @pytest.mark.parametrize(
@@ -13,16 +16,8 @@ from snugbert.reports.cards import Head, eval_result, package_versions, save_mod
 )
 def test_only_generated_cards_are_replaced(text, replaced, tmp_path):
     (tmp_path / "README.md").write_text(text)
-    save_model_card(
-        tmp_path,
-        "finetuned.md",
-        ModelCardData(license="mit"),
-        Head("ForMaskedLM"),
-        name="new",
-        base_name="",
-        settings={},
-        rows=[],
-    )
+    texts = {"name": "new", "base_name": "", "settings": {}, "rows": []}
+    save_model_card(tmp_path, "finetuned.md", ModelCardData(license="mit"), Head("ForMaskedLM"), **texts)
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.text.strip() == text.strip()) != replaced
     if replaced:
@@ -43,7 +38,28 @@ def test_results_have_six_digits_and_an_id():
     fields = {"task_type": "fill-mask", "metric_type": "loss"}
     result = eval_result(2.123456789, dataset_name="My Books, 2024", **fields)
     assert (result.metric_value, result.dataset_type) == (2.12346, "my-books-2024")
-    assert (
-        eval_result(1.0, dataset_name="SQuAD", dataset_id="rajpurkar/squad", **fields).dataset_type
-        == "rajpurkar/squad"
+    result = eval_result(1.0, dataset_name="SQuAD", dataset_id="rajpurkar/squad", **fields)
+    assert result.dataset_type == "rajpurkar/squad"
+
+
+def test_model_card(tmp_path):
+    (tmp_path / "training.png").touch()
+    write_pretraining_card(
+        tmp_path,
+        name="me/mini",
+        language="en",
+        data={"files": "books/train-*.txt.gz | more_*", "tokens": 12_041_234},
+        settings={"parameters": 5_515_010, "learning rate": 1e-3, "phases": "128:90%,512:10%"},
+        metrics={"mlm_loss": 5.9194, "mlm_accuracy": 0.1461, "eval_runtime": 3.0},
+        baselines={"mlm_loss": 6.5421},
+        dataset_name="me/books",
     )
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.library_name == "transformers" and card.data.pipeline_tag == "fill-mask"
+    assert card.data.language == "en" and card.data.datasets == ["me/books"] and card.data.license is None
+    assert card.text.count("# me/mini\n") == 1 and "](training.png)" in card.text
+    rows = [re.split(r" (?<!\\)\| ", line[2:-2]) for line in card.text.splitlines() if line.startswith("| ")]
+    assert ["files", r"books/train-\*.txt.gz \| more\_\*"] in rows and ["tokens", "12,041,234"] in rows
+    assert ["learning rate", "0.001"] in rows and ["phases", "128:90%,512:10%"] in rows
+    assert ["masked token loss, nats", "5.919", "6.542"] in rows and ["masked token accuracy", "14.6%", ""] in rows
+    assert '"me/mini", trust_remote_code=True' in card.text

@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix
 
-from snugbert.reports.plots import (
-    draw_confusion_matrix,
-    draw_learning_curve,
-    draw_reliability,
-)
+from snugbert.reports.plots import draw_confusion_matrix, draw_learning_curve, draw_reliability
+from snugbert.reports.pretraining_plots import draw_training
 
 pytestmark = pytest.mark.usefixtures("one_thread", "pictures")
 
@@ -24,7 +21,7 @@ def overlap(texts) -> bool:
     return any(a.get_window_extent().overlaps(b.get_window_extent()) for a, b in pairwise(texts))
 
 
-@pytest.mark.parametrize("classes", [2, 20, 200])
+@pytest.mark.parametrize("classes", [2, 35])
 def test_confusion_matrix(tmp_path, figures, recwarn, classes):
     generator = np.random.default_rng(classes)
     right = generator.integers(0, classes - 1, 40 * classes)  # none of the last label
@@ -51,9 +48,9 @@ def test_learning_curve(tmp_path, figures):
         return figures.pop().axes
 
     training = [{"loss": 1 / step, "learning_rate": 1e-5, "epoch": step / 10, "step": step} for step in range(1, 31)]
+    evaluations = ((0.5, 0.8, 1.0, 10), (0.4, 0.9, 2.0, 20))
     validation = [
-        {"eval_loss": 0.5, "eval_accuracy": 0.8, "epoch": 1.0, "step": 10},
-        {"eval_loss": 0.4, "eval_accuracy": 0.9, "epoch": 2.0, "step": 20},
+        dict(zip(("eval_loss", "eval_accuracy", "epoch", "step"), each, strict=True)) for each in evaluations
     ]
     end = [{"train_runtime": 3.0, "train_loss": 0.2, "epoch": 3.0, "step": 30}]
     loss, accuracy = draw(training + validation + end, "accuracy", 1, 0.25)
@@ -65,7 +62,7 @@ def test_learning_curve(tmp_path, figures):
     assert words(loss.get_legend().get_texts()) == ends
     assert words(accuracy.get_legend().get_texts()) == ["validation, last 90.00", "baseline 25.00"]
 
-    # An error is not a score. Without scores during training, or with an undefined score, there is only the loss.
+    # An error is not a score. Without scores, or with an undefined score, there is only the loss.
     scored = {"eval_mse": 2.5, "eval_pearson": math.nan, "epoch": 1.0, "step": 10}
     _, error = draw([*training, scored, *end], "mse", 1, 3.0)
     assert words(error.get_legend().get_texts()) == ["validation, last 2.5000", "baseline 3.0000"]
@@ -86,3 +83,30 @@ def test_no_plot_without_data(tmp_path):
     draw_confusion_matrix(none, none, ["a", "b"], file)
     draw_learning_curve([{"train_runtime": 3.0, "step": 1, "epoch": 1.0}], "accuracy", 1, None, file)
     assert not file.exists()
+
+
+def log_line(number: int, next_sentences: bool) -> dict[str, float]:
+    line = {"step": number, "tokens": 4096 * number, "learning_rate": 1e-3 / number, "tokens_per_second": 900}
+    line |= {"mlm_loss": 6 - number / 1000, "mlm_accuracy": 0.1, "grad_norm": 1 / number if number != 8 else math.nan}
+    return line | ({"nsp_loss": 0.6, "nsp_accuracy": 0.7} if next_sentences else {})
+
+
+def test_curves_with_and_without_validation(tmp_path, figures):
+    picture, numbers = tmp_path / "training.png", range(1, 21)
+    draw_training([log_line(number, False) for number in numbers], picture)
+    loss = figures[0].axes[0].lines
+    assert [list(curve.get_ydata()) for curve in loss] == [[6 - number / 1000 for number in numbers]]
+
+    # Sentence pairs are a second column.
+    training = [log_line(number, True) for number in numbers]
+    evaluated = {f"eval_{name}": value / 2 for name, value in training[-1].items() if "_" in name} | {"step": 20}
+    mixed = [*training, evaluated, {"step": 20, "train_runtime": 3.0}]
+    draw_training(mixed, picture, {"mlm_loss": 6.5, "mlm_accuracy": 0.05, "nsp_accuracy": 0.5})
+    panels = figures[1].axes
+    assert [panel.get_ylabel() for panel in panels] == ["loss (nats)", "loss (nats)", "accuracy", "accuracy"]
+    assert [panel.lines[1].get_ydata() for panel in panels[:4]] == [[2.99], [0.3], [0.05], [0.35]]
+    named = [[text.get_text() for text in panel.get_legend().get_texts()] for panel in panels[:4]]
+    baselines = [[text for text in texts if "baseline" in text] for texts in named]
+    assert baselines == [["baseline 6.500"], [], ["baseline 5.0%"], ["baseline 50.0%"]]
+    draw_training([{"step": 3, "train_runtime": 3.0}], tmp_path / "empty.png")
+    assert picture.exists() and not (tmp_path / "empty.png").exists()

@@ -16,14 +16,9 @@ TOKENIZER = snugbert.SnugBertTokenizer(vocab={token: i for i, token in enumerate
 LONG = "a film with a long plot and "
 TEXTS = {
     "train": [
-        ("A good  film", "pos"),
-        ("a good film\u200b", "pos"),
-        ("a GOOD film", "neg"),
-        ("das Caf\xe9", "neg"),
-        ("\u4e2d\u6587", "pos"),
-        (LONG + "sad", "pos"),
-        ("\U0001f600", "pos"),  # unknown tokens are different texts
-        ("\U0001f621", "neg"),
+        *(("A good  film", "pos"), ("a good film\u200b", "pos"), ("a GOOD film", "neg")),
+        *(("das Caf\xe9", "neg"), ("\u4e2d\u6587", "pos"), (LONG + "sad", "pos")),
+        *(("\U0001f600", "pos"), ("\U0001f621", "neg")),  # unknown tokens are different texts
     ],
     "validation": [("Das CAFE ", "pos"), (LONG + "new", "neg"), ("\u4e2d \u6587", "pos"), ("bad", "neg")],
     "test": [("bad", "neg"), ("a good film", "pos")],
@@ -39,16 +34,12 @@ def question(text: str, context: str, start: int) -> dict:
     return {"id": f"{text}{context}{start}", "question": text, "context": context, "answers": answers}
 
 
-def choice(text: str, *choices: str, label: int = 0) -> dict:
-    return {"text": text, "choices": [*choices], "label": label}
-
-
 @pytest.mark.parametrize(
     ("task", "train", "validation", "expected"),
     [
         (
-            TextClassification(max_train_samples=1),
-            [{"text": "a", "text_pair": "b", "label": 0.5}, {"text": "b", "text_pair": "a", "label": 1.5}],
+            TextClassification(),
+            [{"text": "a", "text_pair": "b", "label": 0.5}, {"text": "c", "text_pair": "a", "label": 1.5}],
             [{"text": "b", "text_pair": "a", "label": 0.5}],
             [],
         ),
@@ -56,49 +47,41 @@ def choice(text: str, *choices: str, label: int = 0) -> dict:
             Tagging(),
             [sentence("Anna in Rome", "B-PER O O"), sentence("anna in rome", "B-PER O B-LOC")],
             [sentence("Anna in Rome", "B-PER O O")],
-            [
-                "Training sentences that are copies of earlier ones: 1 of 2.",
-                "Training sentences with a copy that has another label: 2.",
-                "Validation sentences that are copies of training sentences: 1 of 1.",
-            ],
+            ["1 of 2.", "2.", "1 of 1."],
         ),
         (
             QuestionAnswering(),
             [question("who?", "Ann and Eve", 0), question("Who?", "Ann and Eve", 8), question("who?", "Eve", 0)],
             [question("who?", "eve", 0), question("where?", "Eve", 0)],
-            [
-                "Training questions that are copies of earlier ones: 1 of 3.",
-                "Training questions with a copy that has another label: 2.",
-                "Validation questions that are copies of training questions: 1 of 2.",
-            ],
+            ["1 of 3.", "2.", "1 of 2."],
         ),
         (
             MultipleChoice(),
-            [choice("a", "b", "c"), choice("a", "b", "c")],
-            [choice("A", "b", "C", label=1), choice("a", "c", "b", label=1)],
-            [
-                "Training examples that are copies of earlier ones: 1 of 2.",
-                "Validation examples that are copies of training examples: 1 of 2.",
-            ],
+            [{"text": "a", "choices": ["b", "c"], "label": 0}] * 2,
+            [{"text": "A", "choices": choices, "label": 1} for choices in (["b", "C"], ["c", "b"])],
+            ["1 of 2.", "1 of 2."],
         ),
     ],
     ids=["regression", "tagging", "question answering", "multiple choice"],
 )
 def test_copies_of_every_task(task, train, validation, expected):
-    assert count_copies(task, {"train": train, "validation": validation}) == expected
+    """Copies in the training examples, copies with another label, and copies in the validation examples."""
+    found = count_copies(task, {"train": train, "validation": validation})
+    assert [sentence.rpartition(": ")[2] for sentence in found] == expected
 
 
-def count_copies(task: Task, rows: dict[str, list[dict]]) -> list[str]:
-    splits = task.read_splits({name: [Dataset.from_list(values)] for name, values in rows.items()})
+def count_copies(task: Task, rows: dict[str, list]) -> list[str]:
+    """Counts copies among rows, or among pairs of a text and its label."""
+    data = {
+        name: [row if isinstance(row, dict) else {"text": row[0], "label": row[1]} for row in each]
+        for name, each in rows.items()
+    }
+    splits = task.read_splits({name: [Dataset.from_list(values)] for name, values in data.items()})
     task.choose_labels(splits, snugbert.SnugBertConfig())
     task.use_tokenizer(TOKENIZER, 16)
     copies = ExampleCopies()
     copies.count(task, splits)
     return copies.sentences
-
-
-def label_texts(rows: list[tuple[str, str]]) -> list[dict]:
-    return [{"text": text, "label": label} for text, label in rows]
 
 
 def test_whole_texts_are_compared_after_normalization(caplog):
@@ -110,8 +93,7 @@ def test_whole_texts_are_compared_after_normalization(caplog):
         "Test examples that are copies of training examples: 1 of 2.",
         "Test examples that are copies of validation examples: 1 of 2.",
     ]
-    rows = {name: label_texts(texts) for name, texts in TEXTS.items()}
-    assert count_copies(TextClassification(max_seq_length=8), rows) == expected
+    assert count_copies(TextClassification(max_seq_length=8), TEXTS) == expected
     # Python shows warnings only.
     levels = [record.levelname for record in caplog.records if "cop" in record.getMessage()]
     assert levels == ["INFO", *["WARNING"] * 4]
@@ -119,6 +101,5 @@ def test_whole_texts_are_compared_after_normalization(caplog):
 
 def test_unlabeled_examples_are_training_examples():
     rows = {"train": [("a", "x"), ("b", "y")], "unlabeled": [("c", "x"), ("a", "x")], "validation": [("c", "y")]}
-    assert count_copies(TextClassification(), {name: label_texts(texts) for name, texts in rows.items()}) == [
-        "Validation examples that are copies of training examples: 1 of 1."
-    ]
+    expected = ["Validation examples that are copies of training examples: 1 of 1."]
+    assert count_copies(TextClassification(), rows) == expected

@@ -3,13 +3,8 @@
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
-from sklearn.metrics import (
-    accuracy_score,
-    balanced_accuracy_score,
-    f1_score,
-    log_loss,
-    precision_recall_fscore_support,
-)
+from sklearn import metrics
+from sklearn.metrics import f1_score, log_loss
 
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.decisions import (
@@ -39,7 +34,7 @@ def list_cuts(column: np.ndarray) -> list[float]:
     return [0.0, *(values[1:] + values[:-1]) / 2, *([(values[-1] + 1) / 2] if values[-1] < 1 else [])]
 
 
-@pytest.mark.parametrize(("metric", "score"), [("f1", f1_score), ("accuracy", accuracy_score)])
+@pytest.mark.parametrize(("metric", "score"), [("f1", f1_score), ("accuracy", metrics.accuracy_score)])
 def test_thresholds_are_the_best_of_all(metric, score):
     for seed in range(3):
         probabilities, correct = (values[:, 0] for values in draw(40, 1, seed))
@@ -142,15 +137,14 @@ def test_the_scores_of_labels_equal_scikit_learns(several):
         references, predicted = generator.choice(4, size=(2, 80), p=[0.7, 0.2, 0.1, 0])  # no example of the last label
         predicted[predicted == 2] = 0
     scores = task.score_labels(*task.pair(references, predicted))
-    precision, recall, f1, number = precision_recall_fscore_support(
-        references, predicted, labels=range(4), zero_division=np.nan
-    )
-    for name, expected in {"precision": precision, "recall": recall, "f1": f1, "number": number}.items():
-        np.testing.assert_allclose([row[name] for row in scores["labels"]], expected)
+    options = {"labels": range(4), "zero_division": np.nan}
+    expected = metrics.precision_recall_fscore_support(references, predicted, **options)
+    for name, values in zip(("precision", "recall", "f1", "number"), expected, strict=True):
+        np.testing.assert_allclose([row[name] for row in scores["labels"]], values)
     macro = f1_score(references, predicted, average="macro", zero_division=0)
     assert scores["averages"]["macro_f1"] == pytest.approx(macro)
     if not several:
-        accuracy = balanced_accuracy_score(references, predicted)
+        accuracy = metrics.balanced_accuracy_score(references, predicted)
         assert scores["averages"]["balanced_accuracy"] == pytest.approx(accuracy)
     for row in scores["labels"][:2]:
         low, high = row["intervals"]["f1"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
-from glue_examples import load_splits
+from glue_examples import VOCABULARY, load_splits
 from tables import write_csv
 
 from snugbert import SnugBertTokenizer
@@ -19,9 +19,7 @@ from snugbert.tasks.labeled_texts import find_text_columns
 from snugbert.tasks.labels import choose_labels, encode_labels
 from snugbert.tasks.task_arguments import GlueDataArguments
 
-WORDS = "a the film plot story scene old new it was and with".split()
-VOCABULARY = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
-
+TOKENIZER = SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
 # Sizes of train, validation and test, how many validation examples have label 1 (from the datasets' papers), and the
 # label and the beginning of the last text of the first validation example.
 GLUE_FOLDERS = {
@@ -34,11 +32,11 @@ GLUE_FOLDERS = {
 }
 
 
-def encode(splits, tokenizer) -> tuple[list[str], Dataset]:
+def encode(splits) -> tuple[list[str], Dataset]:
     """Returns the labels of the training examples, and their features."""
     task = TextClassification()
     task.choose_labels(splits, SnugBertConfig())
-    task.use_tokenizer(tokenizer, 128)
+    task.use_tokenizer(TOKENIZER, 128)
     return task.labels, task.encode(splits["train"]).inputs
 
 
@@ -52,8 +50,6 @@ def test_glue_folders_are_read(task, data_dir):
     assert set(splits["test"].labels) == {None}
     validation = splits["validation"]
     assert len(validation.texts) == len(TASKS[task].text_columns)
-    lengths = map(len, (*validation.texts, validation.labels, validation.indices, validation.rows))
-    assert set(lengths) == {validation.num_examples}
     assert validation.texts[-1][0].startswith(text) and validation.labels[0] == label
     assert validation.rows[0] == (1 if task == "cola" else 2)  # CoLA's files have no header
     labels = choose_labels(TASKS[task], splits, checkpoint_labels=["LABEL_0", "LABEL_1"])
@@ -69,13 +65,7 @@ def test_glue_folders_are_read(task, data_dir):
 
 @pytest.mark.parametrize(
     ("task", "file", "rows"),
-    [
-        ("mnli", "MNLI/dev_subset.tsv", 1000),
-        ("qqp", "QQP/dev_subset.tsv", 1000),
-        ("qnli", "QNLI/dev.tsv", 5463),
-        ("mrpc", "MRPC/test_labelled.tsv", 1725),
-        ("stsb", "STS-B/test_labelled.tsv", 1379),
-    ],
+    [("mnli", "MNLI/dev_subset.tsv", 1000), ("qqp", "QQP/dev_subset.tsv", 1000), ("qnli", "QNLI/dev.tsv", 5463)],
 )
 def test_files_given_by_name(task, file, rows, data_dir):
     arguments = GlueDataArguments(task_name=task, validation_file=str(data_dir / "glue" / file))
@@ -107,20 +97,16 @@ def test_diagnostic_set_is_found(tmp_path):
     """The diagnostic set is found in its usual places. A file with labels comes first."""
     plain = "index\tsentence1\tsentence2\n0\tA.\tB.\n"
     labeled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
-    for folder in ("AX", "diagnostic", "MNLI"):
-        (tmp_path / folder).mkdir()
-    for place, content in (
-        ("AX/AX.tsv", plain),
-        ("diagnostic/diagnostic.tsv", plain),
-        ("MNLI/diagnostic.tsv", plain),
-        ("diagnostic/diagnostic-full.tsv", labeled),
-    ):
+    places = [("AX/AX.tsv", plain), ("diagnostic/diagnostic.tsv", plain), ("MNLI/diagnostic.tsv", plain)]
+    for place, content in [*places, ("diagnostic/diagnostic-full.tsv", labeled)]:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / "MNLI").mkdir(exist_ok=True)
         (tmp_path / place).write_text(content)
         for data_dir in (tmp_path, tmp_path / "MNLI"):
             splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
-            assert Path(splits["test_diagnostic"].source).resolve() == tmp_path / place
-            label = "neutral" if content == labeled else None
             found = splits["test_diagnostic"]
+            assert Path(found.source).resolve() == tmp_path / place
+            label = "neutral" if content == labeled else None
             assert (found.texts, found.labels, found.rows) == ([["A."], ["B."]], [label], [2])
             assert [*map(str, found.indices)] == ["0"]
 
@@ -141,12 +127,11 @@ def test_files_and_datasets_give_the_same_features(tmp_path):
     dataset = Dataset.from_list(rows, Features({"question": text, "answer": text, "label": classes}))
     dataset.to_parquet(tmp_path / "folder" / "train.parquet")
 
-    tokenizer = SnugBertTokenizer(vocab=VOCABULARY)
-    expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
+    expected = TOKENIZER([row["question"] for row in rows], [row["answer"] for row in rows])
     sources = [{"train_file": str(tmp_path / name)} for name in ("a.csv", "a.tsv", "a.jsonl")]
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
         splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
-        labels, features = encode(splits, tokenizer)
+        labels, features = encode(splits)
         assert labels == ["no", "yes"] and features["label"][:] == [1, 0, 1]
         assert features["input_ids"][:] == expected["input_ids"]
         assert features["token_type_ids"][:] == expected["token_type_ids"]
@@ -158,35 +143,26 @@ def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
     listed = [{"text": text, "topics": labels} for text, labels in rows]
     (tmp_path / "a.json").write_text(json.dumps(listed))
     classes = Dataset.from_list(listed).cast_column("topics", List(ClassLabel(names=["a", "b", "c"])))
-    tokenizer = SnugBertTokenizer(vocab=VOCABULARY)
     for data, separator in ((csv, "|"), (tmp_path / "a.json", None), (classes, None)):
         task = TextClassification(label_column_name="topics", label_separator=separator)
-        labels, features = encode(task.read_splits({"train": [data]}), tokenizer)
+        labels, features = encode(task.read_splits({"train": [data]}))
         assert labels == ["a", "b", "c"]
         assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
-        assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
+        assert features["input_ids"][:] == TOKENIZER([text for text, _ in rows])["input_ids"]
 
 
 NAMES = ["Anna Schmidt", "Ben Maier", "Cem Huber", "Dora Adams"]
 TEXTS = ["the parcel never came", "5 days late, 2 calls, and no refund", "thank you", "who answers my calls"]
 SHORT = ["late parcel", "refund", "thanks", "no answer"]
-CHINESE = [
-    "\u6211\u57282024\u5e74\u4e70\u7684\u624b\u673a\u5f88\u597d",
-    "\u5305\u88f9\u6ca1\u6709\u5230\u8fbe",
-    "\u8bf7\u9000\u6b3e\u8c22\u8c22",
-    "\u5ba2\u670d\u5f88\u597d",
-]
-FEW = ["new", "new", "old", "new"]
+CHINESE = ["\u5305\u88f9\u6ca1\u6709\u5230\u8fbe", "\u8bf7\u9000\u6b3e", "\u8c22\u8c22", "\u5ba2\u670d\u5f88\u597d"]
 CODES = {
     "number": ["1", "-2.5", "1e3", "4 711"],
     "customer": ["K-00017", "K-00018", "ORD_19", "#20"],
-    "hash": ["550e8400-e29b-41d4", "f47ac10b-58cc", "9b2d7c11", "0a1b2c3d"],
     "iso": ["2024-01-05", "2024-01-05 10:00:00", "2024-01-05T10:00:00+01:00", "2024-01-05T10:00:00Z"],
     "date": ["January 5, 2024", "Mon, 05 Jan 2024 10:00:00 GMT", "Fri Jan  5 10:00:00 CET 2024", "1/5/2024 10:00 AM"],
     "\u65e5\u671f": [f"2024\u5e741\u6708{day}\u65e5" for day in range(5, 9)],
     "mail": ["anna@example.org", "ben@example.org", "cem@example.org", "dora@example.org"],
     "phone": ["+49 30 123456", "030 1234", "(0151) 4711", "555-1234"],
-    "customer_id": NAMES,
     "ticketId": NAMES,
     "open": [True, False, True, True],
     "tags": [["a", "b"]] * 4,
@@ -199,15 +175,12 @@ CODES = {
     [
         *(({name: cells, "nachricht": SHORT}, "nachricht", "") for name, cells in CODES.items()),
         ({"ticket_id": NAMES, "created": CODES["iso"], "message": TEXTS}, "message", ""),
-        ({"text": ["iPhone 12", "Galaxy S21", "\ubc30\uc1a1 3\uc77c", "call 0800 now 24"]}, "text", ""),
         ({"age": [31, "", 47.5, None], "old": [""] * 4, "a": ["2012", *TEXTS[1:]]}, "a", ""),
-        ({"content": FEW, "article": TEXTS}, "article", ""),
+        ({"content": ["new", "new", "old", "new"], "article": TEXTS}, "article", ""),
         ({"priority": ["medium"] * 4, "words": ["hi", "help", "bye", "hi"]}, "words", ""),
         ({"Title": TEXTS, "Text": SHORT}, "Text", "Title"),
         ({"name": NAMES, "headline": SHORT, "story": TEXTS}, "story", "name headline"),
         ({"\u65e5\u671f": CODES["\u65e5\u671f"], "\u5185\u5bb9": CHINESE}, "\u5185\u5bb9", ""),
-        ({"n": CODES["number"], "sms": ["Win 1000 now, call 0800", "Text 87121 to win cash", "ok", ""]}, "sms", ""),
-        ({"id": NAMES, "Question": SHORT, "Answer": TEXTS, "note": TEXTS}, "Question Answer", ""),
         ({"qid1": CODES["number"], "question1": SHORT, "question2": TEXTS}, "question1 question2", ""),
         ({"sentence1": SHORT, "sentence2": TEXTS, "sentence1_parse": TEXTS}, "sentence1 sentence2", ""),
         ({"text": TEXTS, "left": SHORT, "right": SHORT}, "left right", ""),  # the checkpoint's columns
@@ -217,22 +190,6 @@ def test_text_columns_are_chosen(columns, expected, others):
     rows = [dict(zip(columns, cells, strict=True)) | {"label": "a"} for cells in zip(*columns.values(), strict=True)]
     found = find_text_columns(rows, "label", "a.csv", ("left", "right"))
     assert found == (tuple(expected.split()), others.split())
-
-
-def test_the_choice_of_columns_is_reported(caplog):
-    """Without a command, only warnings are displayed: here, that there was a choice."""
-    codes = [f"K-{i}" for i in range(4)]
-    for columns, level, more in (
-        ({"ticket_id": codes}, "WARNING", ". Not read: 'ticket_id'. Set --text_column_names"),
-        ({"idx": range(4)}, "INFO", "."),
-    ):
-        caplog.clear()
-        data = Dataset.from_dict({**columns, "message": TEXTS, "label": range(4)})
-        with caplog.at_level("INFO", "snugbert"):
-            assert TextClassification().read_splits({"train": [data]})["train"].texts == [TEXTS]
-        (record,) = [record for record in caplog.records if "text column" in record.getMessage()]
-        assert record.levelname == level
-        assert f"text column 'message'{more}" in record.getMessage()
 
 
 LABELED = Dataset.from_dict({"text": TEXTS, "label": ["a", None, "b", " "]})
@@ -259,8 +216,8 @@ def test_rows_without_labels_are_counted_or_left_out(caplog):
 @pytest.mark.parametrize(
     ("known", "value", "labeled"),
     [
-        *((known, value, False) for known in (["a", "b"], [0, 1], [0.5, 2.5]) for value in (-1, -1.0, "-1")),
-        *(([-1, 1], -1, True), ([-1.0, 0.5], -1.0, True), ([-1.0, 0.5], -1, True)),
+        *((known, value, False) for known in (["a", "b"], [0.5, 2.5]) for value in (-1, "-1")),
+        *(([-1, 1], -1, True), ([-1.0, 0.5], -1, True)),
     ],
 )
 def test_labels_of_minus_one_are_hidden_unless_training_has_them(known, value, labeled):
@@ -303,14 +260,9 @@ LABELED_ROW = '{"sentence": "a", "label": 1}\n'
         ("a.json", "", r"a\.json: no examples"),
         ("a.jsonl", LABELED_ROW + '{"text": "b", "label": 1}', r"row 2: no text in column 'sent"),
         ("a.jsonl", LABELED_ROW + '{"sentence": "b", "label": [0]}', r"row 2: single labels and lists of labels are"),
-        (
-            "a.jsonl",
-            '{"sentence": "a", "label": {"b": 1}}',
-            r"row 1: the label \{'b': 1\} cannot be read\. Expected a name",
-        ),
+        ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label \{'b': 1\} cannot be read"),
         ("a.jsonl", '{"sentence": ["a"], "label": 1}', r"no text column besides the label 'label'\. Columns: 'sent"),
         ("a.csv", "idx,label\n1,yes\n", r"Columns: 'idx', 'label'\. Set --text_column_names"),
-        ("a.csv", "sentence|label\na|1\n", r"Columns: 'sentence\|label'\. Set --text_column_names"),
         ("a.csv", "text,label\xa0\na,1\n", r"no column 'label'\. Columns: 'text', 'label\\xa0'\. Set"),
     ],
 )

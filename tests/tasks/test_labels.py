@@ -42,9 +42,9 @@ def test_labels_of_your_own_data(tmp_path):
     labels = partial(encode, tmp_path / "train.jsonl", checkpoint=("LABEL_0", "LABEL_1"))
     assert labels([10, 9, 10]) == (["9", "10"], [1, 0, 1])
     assert labels([-1, 1, -1]) == (["-1", "1"], [0, 1, 0])
-    assert labels(["b", "a"]) == (["a", "b"], [1, 0])
     assert labels(["b", "a"], checkpoint=("B", "A")) == (["b", "a"], [0, 1])  # the checkpoint's order
     assert labels(["b", "a"], checkpoint=("b", "c")) == (["a", "b"], [1, 0])
+    assert labels([1, 0], distills=True) == (["0", "1"], [1, 0])
     assert labels(["A"], checkpoint=("b", "a"), distills=True) == (["b", "A"], [1])
     assert labels(["a"], checkpoint=("A", "b", "a"), distills=True) == (["A", "b", "a"], [2])
     with pytest.raises(InputError, match=r"the label '5'\. Expected at least 2"):  # the teacher predicts numbers
@@ -52,12 +52,9 @@ def test_labels_of_your_own_data(tmp_path):
     assert labels([0.5, 1, 2.25]) == (None, [0.5, 1.0, 2.25])
     assert labels([1, 5, 3], regression=True) == (None, [1.0, 5.0, 3.0])
     assert labels([0.5, 2.25, 0.5], regression=False) == (["0.5", "2.25"], [0, 1, 0])
-    assert labels(["3.5", "none", "3.6", "none"]) == (["3.5", "3.6", "none"], [0, 2, 1, 2])
-    assert labels([1, 2, "n/a"]) == (["1", "2", "n/a"], [0, 1, 2])
     assert labels([True, False]) == (["False", "True"], [1, 0])
     with pytest.raises(InputError, match=r"row 3: the label 'n/a' is not a number with a .* --do_reg"):
         labels([0.5, 1, "n/a", 0.5, "?"])
-    assert labels([0.5, 1, "n/a", 2], regression=False) == (["0.5", "1", "2", "n/a"], [0, 1, 3, 2])
     for values in (["2", "3,5", "-1,0"], ["3,5", "n/a", "2,5", "1"]):
         with pytest.raises(InputError, match=r"the label '3,5' is not a number with a decimal point"):
             labels(values)
@@ -67,26 +64,24 @@ def test_labels_of_your_own_data(tmp_path):
         labels([0.5, "n/a"], regression=True)
 
 
-def test_every_form_of_label_vectors_gives_the_same_labels(tmp_path, caplog):
+def test_every_form_of_label_vectors_gives_the_same_labels(tmp_path):
     vectors = [[1, 0, 1], [0, 0, 0], [0, 1, 1]]
     expected = (["LABEL_0", "LABEL_1", "LABEL_2"], vectors)
-    for change in (int, float, bool, str):
+    for change in (int, float, bool):
         changed = [[change(bit) for bit in vector] for vector in vectors]
         assert encode(tmp_path / "a.jsonl", changed) == encode(tmp_path / "a.csv", map(str, changed)) == expected
-    for separator in " |,":
-        cells = [separator.join(map(str, vector)) for vector in vectors]
-        assert encode(tmp_path / "a.csv", cells, label_separator=separator) == expected
-        with pytest.raises(InputError, match=r"labels such as '0.0.0' are vectors\. Set --label_separator '[ |,]'"):
-            encode(tmp_path / "a.csv", cells)
+    cells = ["|".join(map(str, vector)) for vector in vectors]
+    assert encode(tmp_path / "a.csv", cells, label_separator="|") == expected
+    with pytest.raises(InputError, match=r"labels such as '0.0.0' are vectors\. Set --label_separator '\|'"):
+        encode(tmp_path / "a.csv", cells)
     names = ("x", "b", "c")
     assert encode(tmp_path / "a.jsonl", vectors, names, split="validation") == ([*names], vectors)
     # An element is the label at its position, whatever the names are.
     assert encode(tmp_path / "a.jsonl", vectors, ("1", "2", "0"), split="validation")[1] == vectors
     # The length counts, also for vectors of zeros and models without names.
-    for rows in (vectors, [[0, 0, 0]]):
-        for known in (names[:2], tuple("uvwxyz"), tuple(f"LABEL_{i}" for i in range(6))):
-            with pytest.raises(InputError, match=rf"vectors of 3 elements, but the model has {len(known)} labels"):
-                encode(tmp_path / "a.jsonl", rows, known, split="validation")
+    for rows, known in ((vectors, names[:2]), ([[0, 0, 0]], tuple(f"LABEL_{i}" for i in range(6)))):
+        with pytest.raises(InputError, match=rf"vectors of 3 elements, but the model has {len(known)} labels"):
+            encode(tmp_path / "a.jsonl", rows, known, split="validation")
     # Vectors of two, and lists of one label, which is a name.
     assert encode(tmp_path / "a.jsonl", [[1, 0], [0, 1]]) == (["LABEL_0", "LABEL_1"], [[1, 0], [0, 1]])
     assert encode(tmp_path / "a.jsonl", [[1], [0]]) == (["0", "1"], [[0, 1], [1, 0]])
@@ -99,8 +94,7 @@ def test_lists_in_cells_are_read(tmp_path):
     encoded = binarizer.fit_transform(values).tolist()
     expected = (list(binarizer.classes_), encoded)
     for cells in (list(map(str, values)), list(map(json.dumps, values))):
-        for arguments in ({}, {"label_separator": ","}):
-            assert encode(tmp_path / "a.csv", cells, **arguments) == expected, cells
+        assert encode(tmp_path / "a.csv", cells) == expected
     escaped = ['["\\ud83d\\ude00", "b"]', "['\\xe9', 'b']"]
     assert encode(tmp_path / "a.csv", escaped)[0] == ["b", "\xe9", "\U0001f600"]
     # Parentheses and braces may be part of a name.
@@ -122,24 +116,11 @@ def test_spaces_and_invisible_characters_around_labels_do_not_matter(tmp_path):
     assert encode(tmp_path / "a.jsonl", listed) == (expected[0], [[1, 1]] * len(edges) + [[1, 0]])
 
 
-def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
-    values = ["pos", "Pos", "neg", "very good", "very  good", "very\xa0good", "\uff21", "a"]
-    names, _ = encode(tmp_path / "a.csv", values)
-    assert len(names) == len(values)
-    assert r"'Pos', 'pos', 'very  good', 'very good', 'very\xa0good'. To merge them," in caplog.text
-    rows = {"train": names, "validation": ["POS"]}
-    data = {name: [Dataset.from_dict({"text": labels, "label": labels})] for name, labels in rows.items()}
-    with pytest.raises(InputError, match=r"row 1: unknown label 'POS'\. Expected one of Pos, a, neg, pos, .* Fix or"):
-        TextClassification().choose_labels(TextClassification().read_splits(data), SnugBertConfig())
-
-
 @pytest.mark.parametrize(
     ("model", "labels", "expected"),
     [
         (["LABEL_0", "LABEL_1"], [1, 0], [1, 0]),
         (["LABEL_1", "LABEL_0"], [1, 0], [0, 1]),  # by number, not by position
-        ([f"LABEL_{i}" for i in range(11)], [10, 2], [10, 2]),
-        (["POS", "NEG"], ["neg", "pos"], [1, 0]),
         (["Pos", "neg"], ["NEG ", "pos", "POS"], [1, 0, 0]),
         (["a", "A"], ["A", "a"], [1, 0]),  # case matters
         (["joy", "LOVE", "fear"], [["love"], [], ["Fear", "joy"]], [[0, 1, 0], [0, 0, 0], [1, 0, 1]]),
@@ -147,14 +128,9 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
         (["pos", "neg"], ClassLabel(names=["neg", "pos"]), [0, 1]),
         (["LABEL_1", "LABEL_0"], ClassLabel(names=["LABEL_0", "LABEL_1"]), [0, 1]),  # names, not vectors
         (["neg", "pos"], ClassLabel(names=["LABEL_0", "LABEL_1"]), "unknown label 'LABEL_1'. Expected one of neg"),
-        (["a", "A"], ["a", "B"], "row 2: unknown label 'B'. Expected one of a, A. Choose the model that"),
-        (["NEG", "POS"], [0, 1], "row 1: unknown label '0'. Expected one of NEG, POS. Choose"),
+        (["Pos", "pos"], ["pos", "POS"], "row 2: unknown label 'POS'. Expected one of Pos, pos. "),
         (["LABEL_0", "LABEL_1"], [1, 2], "unknown label '2'. Expected one of LABEL_0, LABEL_1."),
-        (
-            ["LABEL_0"],
-            ["neg", "pos"],
-            "the model predicts numbers, and 'neg' is not a finite number. Choose the",
-        ),
+        (["LABEL_0"], ["neg", "pos"], "the model predicts numbers, and 'neg' is not a finite number. Choose the"),
     ],
 )
 def test_the_labels_of_a_checkpoint_that_is_scored(model, labels, expected):
@@ -173,36 +149,13 @@ def test_the_labels_of_a_checkpoint_that_is_scored(model, labels, expected):
     assert task.labels == model and config.num_labels == len(model)
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "expected"),
-    [
-        (["LABEL_0", "LABEL_1"], [1, 0], ["0", "1"]),
-        (["NEG", "POS"], ["pos", "neg"], ["neg", "pos"]),
-        (["POS", "NEG"], ["neg", "neg"], ["POS", "neg"]),  # the data may lack a label
-        (["NEG", "POS"], [1, 0], "The teacher predicts NEG, POS. The data contain 0, 1."),
-    ],
-)
-def test_the_labels_of_a_teacher(model, data, expected, caplog):
-    rows = Dataset.from_dict({"text": ["a"] * 2, "label": data})
-    task, config = TextClassification(), SnugBertConfig(id2label=dict(enumerate(model)))
-    splits = task.read_splits({"train": [rows]})
-    if isinstance(expected, str):
-        with pytest.raises(InputError, match=re.escape(expected)):
-            task.choose_labels(splits, config, is_teacher=True)
-        return
-    task.choose_labels(splits, config, is_teacher=True)
-    assert task.labels == expected and "Assuming" not in caplog.text
-
-
 def test_a_model_of_another_task_is_not_scored():
     """Without this, its labels would count as the labels of the task, in any order."""
     data = {"validation": [Dataset.from_dict({"sentence": ["a"], "label": [1]})]}
-    for model, right in ((["Positive", "negative"], [0]), (["LABEL_0", "LABEL_1"], [1])):
-        task = TextClassification(task_name="sst2")
-        splits = task.read_splits(data)
-        task.choose_labels(splits, SnugBertConfig(id2label=dict(enumerate(model))))
-        assert splits["validation"].references.tolist() == right
     task = TextClassification(task_name="sst2")
+    splits = task.read_splits(data)
+    task.choose_labels(splits, SnugBertConfig(id2label={0: "Positive", 1: "negative"}))
+    assert splits["validation"].references.tolist() == [0]
     with pytest.raises(InputError, match="The labels of the model are POS, NEG, but SST-2 has negative, positive"):
         task.choose_labels(task.read_splits(data), SnugBertConfig(id2label={0: "POS", 1: "NEG"}))
 
@@ -212,11 +165,9 @@ def test_a_model_of_another_task_is_not_scored():
     [
         ([[1, 0, 1], [1, 0]], r"row 2: the label \['1', '0'\] cannot be read\. Expected a vector of 3 elements, each"),
         ([[0, 1], []], r"row 2: the label \[\] cannot be read\. Expected a vector of 2"),
-        ([[1, 0, 1], [1, 0, None]], r"row 2: the label \['1', '0'\] cannot"),
         ([[0, 0, 2], [0, 1, 0]], r"row 1: the label \['0', '0', '2'\] cannot"),
         ([[0.3, 0.7], [0, 1]], r"row 1: the label \['0.3', '0.7'\] cannot"),
         (['[["joy"]]', "x"], r"row 1: the label \['joy'\] cannot"),
-        (["1 0", "0 1"], r"labels such as '0 1' are vectors\. Set --label_separator ' '"),
         ([[], []], "all examples have no label"),
         (["yes", "yes"], "all examples have the label 'yes'"),
     ],
@@ -229,9 +180,8 @@ def test_labels_that_cannot_be_used(values, message, tmp_path):
 @pytest.mark.parametrize(
     "cell",
     [
-        *("[joy, love]", "['joy' 'love']", "['joy''love']", "['joy', None]", "[1_000]", "[1 0 1]", "('joy', 'love')"),
-        *("(1, 2)", "{'joy': 1, 'love': 0}", "set()", "array(['joy'], dtype=object)", "array([1])"),
-        *("[" * 5000 + "]" * 5000, "[" + "1" * 50_000 + "x]"),
+        *("[joy, love]", "['joy''love']", "['joy', None]", "[1_000]", "[1 0 1]", "('joy', 'love')"),
+        *("{'joy': 1, 'love': 0}", "set()", "array(['joy'], dtype=object)", "[" * 5000 + "]" * 5000),
     ],
 )
 def test_cells_that_are_neither_a_name_nor_a_list(cell, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 from datasets import Features as DatasetFeatures
 from glue_examples import FILLER, LARGER, VOCABULARY, WORDS, arguments, checkpoint_of, read_predictions
-from parity import CONFIG, ours_and_stock
+from parity import ours_and_stock
 from scipy.special import softmax
 from tables import write_csv
 from transformers import AutoTokenizer, BertForMultipleChoice, DataCollatorForMultipleChoice
@@ -22,7 +23,7 @@ from snugbert.errors import InputError
 from snugbert.export.export import export_model
 from snugbert.prediction.predictor import Predictor
 from snugbert.tasks.metrics import TaskMetric
-from snugbert.tasks.multiple_choice import Example, MultipleChoice
+from snugbert.tasks.multiple_choice import MultipleChoice
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,42 +77,33 @@ def workshop(tokenizer, tmp_path_factory) -> Path:
     return folder
 
 
-def run_swag(workshop: Path, output_dir: Path, **changes: object) -> dict:
-    """Runs `snugbert swag`, by default to train a small model from random weights. Returns the results."""
+def run_swag(workshop: Path, output_dir: Path, **changes: object) -> float:
+    """Runs `snugbert swag`, by default to train a small model from random weights. Returns the accuracy."""
     run_command("swag", arguments(workshop, output_dir, **LARGER | {"num_train_epochs": 3} | changes))
-    return json.loads((output_dir / "results.json").read_text())
+    return json.loads((output_dir / "results.json").read_text())["metrics"]["eval"]["accuracy"]
 
 
 @pytest.fixture(scope="module")
-def run(workshop) -> Path:
-    """The output folder of a complete run."""
+def trained(workshop) -> tuple[Path, float]:
+    """The output folder of a complete run, and its accuracy."""
     files = {"test_file": workshop / "test.jsonl", "load_best_model_at_end": True}
-    run_swag(workshop, workshop / "run", **files, do_train=True, do_eval=True, do_predict=True)
-    return workshop / "run"
-
-
-@pytest.fixture(scope="module")
-def accuracy(run) -> float:
-    """The accuracy of that run."""
-    return json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
-
-
-# --- features, logits and scores --------------------------------------------------------------------------------
+    flags = {"do_train": True, "do_eval": True, "do_predict": True}
+    return workshop / "run", run_swag(workshop, workshop / "run", **files, **flags)
 
 
 def test_loss_and_logits_equal_stock_bert(tokenizer):
-    """Packed and padded features, next to run_swag's tokens in stock BERT."""
+    """Packed and padded features, next to run_swag's tokens in stock BERT. Long pairs are truncated."""
     ours, stock = ours_and_stock("ForMultipleChoice")
     ours, stock = ours.eval(), stock.eval()
     rows = swag(12, seed=5)
     task = MultipleChoice()
-    task.use_tokenizer(tokenizer, CONFIG["max_position_embeddings"])
+    task.use_tokenizer(tokenizer, 14)
     split = task.read_splits({"train": [Dataset.from_list(rows)]})["train"]
     assert split.others == []  # other columns of training examples would only use memory
     features = task.encode(split).inputs
     first = [row["sent1"] for row in rows for _ in range(4)]
     second = [f"{row['sent2']} {row[f'ending{i}']}" for row in rows for i in range(4)]
-    encoded = tokenizer(first, second, truncation=True, max_length=40, padding=True, return_tensors="pt")
+    encoded = tokenizer(first, second, truncation=True, max_length=14, padding=True, return_tensors="pt")
     padded = {name: values.view(12, 4, -1) for name, values in encoded.items()}
     with torch.no_grad():
         expected = stock(**padded, labels=torch.tensor([row["label"] for row in rows]))
@@ -132,15 +124,6 @@ def test_loss_and_logits_equal_stock_bert(tokenizer):
     np.testing.assert_allclose(answers.probabilities, softmax(expected.logits.numpy(), axis=-1), atol=1e-6)
 
 
-def test_long_pairs_are_truncated_as_in_run_swag(tokenizer):
-    task = MultipleChoice()
-    task.use_tokenizer(tokenizer, 10)
-    example = Example("the film plot " * 5, ["good", "bad " * 30])
-    found = task.encode(task.make_split([example])).inputs[0]["input_ids"]
-    assert found == tokenizer([example.text] * 2, example.choices, truncation=True, max_length=10)["input_ids"]
-    assert [len(ids) for ids in found] == [10, 10]
-
-
 def test_accuracy_equals_scikit_learn():
     generator = np.random.default_rng(0)
     references, predictions = generator.integers(0, 4, 300), generator.integers(0, 4, 300)
@@ -148,16 +131,12 @@ def test_accuracy_equals_scikit_learn():
     task = MultipleChoice()
     split, answers = task.pair(references.tolist(), predictions.tolist())
     rows = task.measure(split, answers)
-    assert task.score(split, rows) == {"accuracy": expected}
     assert TaskMetric(task).compute(predictions=predictions, references=references) == {"accuracy": expected}
     counts = generator.integers(0, 3, 300)
     weighted = sklearn.metrics.accuracy_score(references, predictions, sample_weight=counts)
     assert task.score(split, rows, counts)["accuracy"] == pytest.approx(weighted, abs=1e-12)
     most = np.bincount(references).argmax()
     assert task.baseline(split, None) == (f"always choice {most}", {"accuracy": (references == most).mean()})
-
-
-# --- reading ----------------------------------------------------------------------------------------------------
 
 
 def test_files_and_datasets_give_the_same_examples(tmp_path):
@@ -180,60 +159,40 @@ def test_files_and_datasets_give_the_same_examples(tmp_path):
 
 
 ROW = {"text": "a", "choices": ["b", "c"], "label": 1}
-MANY = "Expected at least 2, and as many as in the first example."
-NO_COLUMNS = "expected the columns text and choices, or sent1, sent2, ending0, ending1, ending2, ending3."
-NOT_A_CHOICE = "Expected the number of a choice, 0 to 1."
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([], ": no examples."),
-        ([ROW | {"choices": ["b"], "label": 0}], f", row 1: number of choices: 1. {MANY}"),
-        ([ROW, ROW | {"choices": ["b", "c", "d"]}], f", row 2: number of choices: 3. {MANY}"),
+        ([ROW | {"choices": ["b"], "label": 0}], ", row 1: number of choices: 1. Expected at least 2"),
+        ([ROW, ROW | {"choices": ["b", "c", "d"]}], ", row 2: number of choices: 3. "),
         ([ROW, ROW | {"choices": []}], ", row 2: no choices in column 'choices'."),
         ([ROW, ROW | {"choices": "b"}], ", row 2: no list of texts in column 'choices'. Fix or remove the row."),
-        (
-            [ROW, ROW | {"text": None}],
-            ", row 2: no text in column 'text'. Fix or remove the row. Columns: 'text', 'choices', 'label'.",
-        ),
-        ([ROW, {"text": "a"}], f", row 2: {NO_COLUMNS} Columns: 'text'."),
-        ([ROW, ROW | {"label": 2}], f", row 2: the label is '2'. {NOT_A_CHOICE}"),
-        ([ROW, ROW | {"label": "c"}], f", row 2: the label is 'c'. {NOT_A_CHOICE}"),
+        ([ROW, ROW | {"text": None}], ", row 2: no text in column 'text'. Fix or remove the row."),
+        ([ROW, {"text": "a"}], ", row 2: expected the columns text and choices, or sent1, sent2, ending0, "),
+        ([ROW, ROW | {"label": 2}], ", row 2: the label is '2'. Expected the number of a choice, 0 to 1."),
+        ([ROW, ROW | {"label": "c"}], ", row 2: the label is 'c'. Expected the number of a choice, 0 to 1."),
     ],
 )
 def test_bad_rows_are_named(rows, message, tmp_path):
     file = write_lines(tmp_path / "train.jsonl", rows)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=re.escape(f"{file}{message}")):
         MultipleChoice().read_splits({"train": [file]})
-    assert str(error.value) == f"{file}{message}"
 
 
-def test_unlabeled_examples_have_as_many_choices_as_training_examples():
-    more = [{"text": "a", "choices": ["b", "c", "d"]}]
-    sources = {"train": [Dataset.from_list([ROW])], "unlabeled": [Dataset.from_list(more)]}
-    with pytest.raises(
-        InputError, match=r"\(unlabeled\), row 1: number of choices: 3\. Expected at least 2, and as many as"
-    ):
-        MultipleChoice().read_splits(sources)
-
-
-def test_which_rows_have_no_label(caplog):
+def test_which_rows_have_no_label():
     rows = [ROW | {"label": label} for label in ("1", "None", "-1", "nan", "0", " ")]
     data = Dataset.from_list(rows)
     split = MultipleChoice(on_missing_label="skip").read_splits({"train": [data]})["train"]
     assert split.references.tolist() == [1, 0]
-    assert "4 of 6 rows have no label in column 'label': 2, 3, 4, 6. They are left out." in caplog.text
     test = MultipleChoice().read_splits({"test": [data]})["test"]
     assert test.num_examples == 6 and not test.labeled
 
 
-# --- `snugbert swag` --------------------------------------------------------------------------------------------
-
-
-def test_a_run_learns_and_writes_everything(run, accuracy):
+def test_a_run_learns_and_writes_everything(trained):
+    run, accuracy = trained
     assert accuracy > 0.95  # chance: 0.25
-    assert {file.name for file in run.glob("*.png")} == {"learning_curve.png", "confusion_matrix.png"}
     rows, scored = as_lists(swag(60, seed=2)), read_predictions(run / "eval_predictions.jsonl")
     assert [{name: row[name] for name in ROW} for row in scored] == rows
     assert [row["video-id"] for row in scored] == [f"anetv_{index}" for index in range(60)]
@@ -244,8 +203,9 @@ def test_a_run_learns_and_writes_everything(run, accuracy):
     assert np.mean(chosen) > 0.9
 
 
-def test_stock_bert_predict_and_the_run_agree(run, accuracy, workshop, tmp_path):
+def test_stock_bert_predict_and_the_run_agree(trained, workshop, tmp_path):
     """`snugbert predict` reads both forms of examples, whichever the model was trained on."""
+    run, accuracy = trained
     done = export_model(run, tmp_path / "stock", "bert", validation_file=workshop / "dev.csv")
     assert done.scores == {"accuracy": (accuracy, accuracy)} and done.difference < 1e-4
     stock = BertForMultipleChoice.from_pretrained(tmp_path / "stock").eval()
@@ -267,18 +227,17 @@ def test_stock_bert_predict_and_the_run_agree(run, accuracy, workshop, tmp_path)
         assert row["probabilities"] == pytest.approx(softmax(logits).tolist(), abs=1e-5)
 
 
-def test_scoring_a_checkpoint_and_padding(run, accuracy, workshop, tmp_path):
-    """From Python, without training, with padded batches, and with one example per batch, the scores are the same."""
-    for data in (workshop / "dev.csv", Dataset.from_list(swag(60, seed=2))):
-        assert Predictor(run).evaluate(data) == {"accuracy": accuracy}
-    start = {**checkpoint_of(run), "train_file": None}
-    for index, flags in enumerate(({}, {"pad_to_max_length": True}, {"per_device_eval_batch_size": 1})):
-        results = run_swag(workshop, tmp_path / str(index), **start, **flags)
-        assert results["metrics"]["eval"]["accuracy"] == accuracy
+@pytest.mark.slow
+def test_scoring_a_checkpoint_and_padding(trained, workshop, tmp_path):
+    """From Python, without training, and with padded batches of one example, the scores are the same."""
+    run, accuracy = trained
+    assert Predictor(run).evaluate(Dataset.from_list(swag(60, seed=2))) == {"accuracy": accuracy}
+    start = {**checkpoint_of(run), "train_file": None, "pad_to_max_length": True, "per_device_eval_batch_size": 1}
+    assert run_swag(workshop, tmp_path, **start) == accuracy
 
 
-def test_distillation(run, workshop, tmp_path):
+@pytest.mark.slow
+def test_distillation(trained, workshop, tmp_path):
     unlabeled = write_lines(tmp_path / "more.jsonl", as_lists(swag(100, seed=9, labeled=False)))
-    student = {"teacher_name_or_path": run, "unlabeled_file": unlabeled, "distillation_weight": 1}
-    results = run_swag(workshop, tmp_path / "student", **student, cache_dir=tmp_path / "cache")
-    assert results["metrics"]["eval"]["accuracy"] > 0.9 and results["training"]["train_samples"] == 300
+    student = {"teacher_name_or_path": trained[0], "unlabeled_file": unlabeled, "distillation_weight": 1}
+    assert run_swag(workshop, tmp_path / "student", **student, cache_dir=tmp_path / "cache") > 0.9

@@ -4,17 +4,14 @@ import json
 import logging
 import random
 
-import numpy as np
 import pytest
 from family_checkpoints import write_tokenizer
-from squad_forms import load_questions
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snugbert.data.squad import Question, read_questions
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.tasks.question_windows import find_max_context, make_question_windows, split_into_spans
-from snugbert.tasks.task_arguments import SquadDataArguments
 
 
 def run_qa_features(question: Question, tokenizer: PreTrainedTokenizerBase, length: int, overlap: int) -> list[dict]:
@@ -86,20 +83,6 @@ def assert_windows_equal_truncation(tokenizer, number, length, overlap, data_dir
     for starts, ends, feature in zip(windows.char_starts, windows.char_ends, expected, strict=True):
         assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == feature["offsets"]
     assert sum(feature["start_positions"] > 0 for feature in expected) > number // 3
-
-
-def test_every_answer_is_in_a_window(data_dir, tokenizer):
-    file = str(data_dir / "tydiqa_goldp_en" / "train.jsonl.gz")
-    questions = load_questions(SquadDataArguments(train_file=[file], max_train_samples=300), ("train",))["train"]
-    windows = make_question_windows(questions, tokenizer, max_seq_length=192, doc_stride=64, training=True)
-    answered = windows.question_indices[np.array(windows.inputs["start_positions"][:]) > 0]
-    assert set(answered.tolist()) == set(range(len(questions))) and len(answered) > len(questions)
-    # Every context token has its maximum context in exactly one window.
-    for number, question in enumerate(questions):
-        indices = np.flatnonzero(windows.question_indices == number)
-        starts = np.concatenate([windows.char_starts[i][windows.max_context[i]] for i in indices])
-        tokens = tokenizer(question.context, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        assert sorted(starts.tolist()) == [start for start, _ in tokens["offset_mapping"]]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Trainers and predictors with datasets in memory do the same as the commands."""
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,14 +9,7 @@ from finetuning_examples import arguments
 from glue_examples import arguments as command_line
 from glue_examples import sentences
 from safetensors.torch import load_file
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-    TrainerCallback,
-    TrainingArguments,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import AutoTokenizer, TrainerCallback, TrainingArguments
 
 import snugbert
 from snugbert import (
@@ -26,7 +17,6 @@ from snugbert import (
     FineTuningArguments,
     FineTuningTrainer,
     Predictor,
-    QuestionAnswering,
     Tagging,
     TextClassification,
 )
@@ -97,14 +87,8 @@ class StopAtTen(TrainerCallback):
         control.should_training_stop = state.global_step == 10
 
 
-def card_accuracy(folder: Path) -> float:
-    (value,) = re.findall(r"\| accuracy \| ([\d.]+) \|", (folder / "README.md").read_text())
-    return float(value)
-
-
-def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path, caplog):
+def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path):
     """Of the best model, on the examples that selected it, even if another process evaluated it."""
-    transformers_logging.enable_propagation()
     selection = {"load_best_model_at_end": True, "save_strategy": "epoch", "early_stopping_patience": 3}
     args = arguments(tmp_path, **SETTINGS | selection, metric_for_best_model="macro_f1")
     sets = {"dev": dev, "few": dev.select(range(7))}
@@ -113,6 +97,8 @@ def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path, c
         return FineTuningTrainer("tiny", args, TextClassification(), train, sets, bert, [callback])
 
     make(StopAtTen()).train()
+    with pytest.raises(InputError, match="already contains a run"):
+        make(StopAtTen()).train()
     trainer = make(SpoilLastStep())
     trainer.train(resume_from_checkpoint=True)
     first, last = (line["eval_dev_accuracy"] for line in trainer.state.log_history if "eval_dev_loss" in line)
@@ -121,9 +107,8 @@ def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path, c
     assert trainer.state.best_metric == max(scores) and trainer.args.greater_is_better
     trainer.evaluate(dev.select(range(11)))
     trainer.save_model()
-    assert card_accuracy(tmp_path) == pytest.approx(100 * first, abs=0.005)
+    assert f"| accuracy | {100 * first:.2f} |" in (tmp_path / "README.md").read_text()
     assert trainer.evaluate(dev)["eval_accuracy"] == first
-    assert "early stopping" not in caplog.text  # the base class warns about each further dataset
 
 
 def test_the_card_has_the_score_of_the_last_model_if_the_best_has_no_checkpoint(bert, train, dev, tmp_path):
@@ -135,36 +120,25 @@ def test_the_card_has_the_score_of_the_last_model_if_the_best_has_no_checkpoint(
     scores = {line["step"]: line["eval_accuracy"] for line in trainer.state.log_history if "eval_accuracy" in line}
     assert trainer.state.best_global_step < 20 and trainer.model_step == 20
     trainer.save_model()
-    assert card_accuracy(tmp_path) == pytest.approx(100 * scores[20], abs=0.005)
+    assert f"| accuracy | {100 * scores[20]:.2f} |" in (tmp_path / "README.md").read_text()
     assert max(scores.values()) > scores[20] == trainer.evaluate()["eval_accuracy"]
 
 
 def test_copies_are_reported_and_a_metric_of_a_label_selects(bert, train, dev, tmp_path, caplog):
     mixed = Dataset.from_list([*train, *dev.select([0, 0, 1, 2, 3])])
     seen = {row["sentence"] for row in mixed}
+    number = sum(row["sentence"] in seen for row in dev)
     copies = [f"Training examples that are copies of earlier ones: {165 - len(seen)} of 165."]
-    copies += [
-        f"Validation examples that are copies of training examples: {sum(r['sentence'] in seen for r in dev)} of 60."
-    ]
-    settings = SETTINGS | {"max_steps": 1, "metric_for_best_model": "eval_gloomy_recall"}
-    trainer = FineTuningTrainer(
-        "tiny", arguments(tmp_path / "one", **settings), TextClassification(), mixed, dev, bert
-    )
+    copies += [f"Validation examples that are copies of training examples: {number} of 60."]
+    args = arguments(tmp_path, max_steps=1, metric_for_best_model="eval_gloomy_recall")
+    trainer = FineTuningTrainer("tiny", args, TextClassification(), mixed, dev, bert)
     trainer.train()
     trainer.save_model()
     trainer.predict(dev.select(range(3)))
-    test = ["Test examples that are copies of training examples: 3 of 3."]
-    test += ["Test examples that are copies of validation examples: 3 of 3."]
+    test = [f"Test examples that are copies of {name} examples: 3 of 3." for name in ("training", "validation")]
     assert all(f"{sentence} Scores on copies are too high" in caplog.text for sentence in [copies[1], *test])
-    assert trainer.prepared.copies.sentences == [*copies, *test]
-    card = (tmp_path / "one/README.md").read_text()
+    card = (tmp_path / "README.md").read_text()
     assert f"\n{copies[0]}\n\n{copies[1]}\n" in card and "gloomy recall" in card
-
-
-def test_features_have_a_loss_without_metrics(bert, train, tmp_path):
-    trainer = FineTuningTrainer("tiny", arguments(tmp_path, **SETTINGS), TextClassification(), train, None, bert)
-    metrics = trainer.evaluate(trainer.train_dataset)
-    assert metrics["eval_loss"] > 0 and "eval_accuracy" not in metrics
 
 
 def test_other_datasets_can_be_scored(trained, dev):
@@ -175,22 +149,13 @@ def test_other_datasets_can_be_scored(trained, dev):
     assert "test_accuracy" not in trained.predict(unlabeled).metrics
     with pytest.raises(InputError, match=r"the dataset \(validation\): no column 'label'"):
         trained.evaluate(unlabeled)
-    both = trained.evaluate({"first": dev.select(range(30)), "second": dev.select(range(30, 60))})
-    mean = (both["eval_first_accuracy"] + both["eval_second_accuracy"]) / 2
-    assert mean == pytest.approx(trained.evaluate()["eval_accuracy"])
-    torn = dev.select(range(3)).map(lambda row, index: {"sentence": None if index == 1 else "good"}, True)
-    strange = Dataset.from_list([*dev.select(range(2)), {"sentence": "good", "label": "other"}])
-    assert trained.evaluate(torn)["eval_samples_per_second"] > 0  # an empty text is kept, with a warning
-    with pytest.raises(InputError, match="other"):
-        trained.evaluate(strange)
+    with pytest.raises(InputError, match="unknown label 'other'"):
+        trained.evaluate([{"sentence": "good", "label": "other"}])
 
 
 FORMS = {
     "torch": lambda data: data.with_format("torch"),
-    "numpy": lambda data: data.with_format("numpy"),
     "arrow": lambda data: data.with_format("arrow"),
-    "pandas": lambda data: data.with_format("pandas"),
-    "rows": list,
     "generator": iter,
     "frame": lambda data: data.to_pandas().rename(index=lambda row: row + 9),
     "streamed": lambda data: data.to_iterable_dataset().with_format("torch"),
@@ -222,51 +187,22 @@ def test_metrics_of_the_user_are_added(bert, dev, trained, tmp_path):
     trainer = FineTuningTrainer(trained.model, arguments(tmp_path), TextClassification(), None, dev, **options)
     metrics = trainer.evaluate()
     assert metrics["eval_own"] == metrics["eval_accuracy"] > 0.9
-    assert trainer.predict(dev).metrics["test_own"] == metrics["eval_own"]
     assert "test_own" not in trainer.predict(dev.remove_columns("label")).metrics
-    words = ["good", "film", "a", "the"]
-    rows = [{"tokens": words[: 1 + i % 4], "tags": (["B-X", "O", "O", "B-X"])[: 1 + i % 4]} for i in range(20)]
+    rows = [{"tokens": ["good", "film", "a"][: 1 + i % 3], "tags": ["B-X", "O", "O"][: 1 + i % 3]} for i in range(9)]
     tagger = FineTuningTrainer("tiny", arguments(tmp_path), Tagging(), rows, rows, **options)
     metrics = tagger.evaluate()
     assert metrics["eval_own"] == metrics["eval_accuracy"]
-    story = {"question": "who", "context": "a good film", "answers": {"text": ["film"], "answer_start": [7]}}
-    with pytest.raises(InputError, match="compute_metrics: Question answering has no label ids"):
-        FineTuningTrainer("tiny", arguments(tmp_path), QuestionAnswering(), [story], **options)
 
 
 def test_transformers_arguments_set_what_is_not_their_default(bert, train, dev, tmp_path, caplog):
-    stock = TrainingArguments(
-        str(tmp_path),
-        use_cpu=True,
-        learning_rate=1e-4,
-        eval_strategy="steps",
-        eval_steps=7,
-        seed=5,
-        save_total_limit=2,
-    )
+    settings = {"learning_rate": 1e-4, "eval_strategy": "steps", "eval_steps": 7, "seed": 5, "save_total_limit": 2}
+    stock = TrainingArguments(str(tmp_path), use_cpu=True, **settings)
     args = FineTuningTrainer("tiny", stock, TextClassification(), train, dev, bert).args
     assert type(args) is FineTuningArguments and args.output_dir == str(tmp_path)
     assert (args.learning_rate, args.eval_strategy, args.eval_steps, args.seed) == (1e-4, "steps", 7, 5)
     assert (args.per_device_train_batch_size, args.num_train_epochs) == (8, 3)  # transformers' defaults
     assert (args.warmup_steps, args.save_total_limit) == (0.1, 2)
     assert "args: expected FineTuningArguments, got TrainingArguments. Kept: " in caplog.text
-
-
-def test_a_run_resumes_and_is_not_overwritten(bert, train, dev, trained, tmp_path):
-    def make(**settings):
-        args = arguments(tmp_path, **SETTINGS | {"save_steps": 10, "num_train_epochs": 2} | settings)
-        return FineTuningTrainer(
-            "tiny", args, TextClassification(), train, dev, bert, [StopAtTen()] if settings else ()
-        )
-
-    stopped = make(logging_steps=5)
-    stopped.train()
-    with pytest.raises(InputError, match="already contains a run"):
-        make().train()
-    resumed = make()
-    resumed.train(resume_from_checkpoint=True)
-    for name, weight in trained.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], weight), name
 
 
 def test_a_model_in_memory_is_trained_in_place(bert, train, dev, tmp_path):
@@ -285,21 +221,18 @@ def test_a_model_in_memory_is_trained_in_place(bert, train, dev, tmp_path):
     (answer,) = Predictor(model, bert).predict([{"sentence": "a good film"}])
     assert set(answer["probabilities"]) == {"cheerful", "gloomy"}
 
-    def refuse(message, model=model, **changes):
-        with pytest.raises(InputError, match=message):
-            FineTuningTrainer(
-                **{"model": model, "args": args, "task": task, "processing_class": bert} | data | changes
-            )
-
-    refuse(r"expected a SnugBertForSequenceClassification, .*, not a SnugBertModel", snugbert.SnugBertModel(config))
-    stock = BertForSequenceClassification(BertConfig(**{"num_hidden_layers": 1, "vocab_size": len(bert)}))
-    refuse(r"expected a SnugBertForSequenceClassification, .*, not a BertForSequenceClassification", stock)
     three = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(bert), num_labels=3)
-    refuse(r"the model has 3 labels, but the data have 2\.", snugbert.SnugBertForSequenceClassification(three))
-    refuse(r"processing_class is missing", processing_class=None)
-    refuse(r"not a DatasetDict\. Pass one of its splits", train_dataset=DatasetDict(train=train))
-    refuse(r"no data", train_dataset=None, eval_dataset=None)
-    refuse(r"--sweep and --seeds", args=arguments(tmp_path, seeds=2))
+    for changes, message in (
+        ({"model": snugbert.SnugBertModel(config)}, "expected a SnugBertForSequenceClassification, .*SnugBertModel"),
+        ({"model": snugbert.SnugBertForSequenceClassification(three)}, "the model has 3 labels, but the data have 2"),
+        ({"processing_class": None}, "processing_class is missing"),
+        ({"train_dataset": DatasetDict(train=train)}, r"not a DatasetDict\. Pass one of its splits"),
+        ({"train_dataset": None, "eval_dataset": None}, "no data"),
+        ({"args": arguments(tmp_path, seeds=2)}, "--sweep and --seeds"),
+    ):
+        given = {"model": model, "args": args, "task": task, "processing_class": bert} | data | changes
+        with pytest.raises(InputError, match=message):
+            FineTuningTrainer(**given)
 
 
 def test_a_student_learns_from_a_teacher(trained, train, dev, tmp_path):
@@ -308,9 +241,8 @@ def test_a_student_learns_from_a_teacher(trained, train, dev, tmp_path):
     data = {"train_dataset": train, "eval_dataset": dev, "unlabeled_dataset": unlabeled.to_pandas()}
     trainer = DistillationTrainer("tiny", args, TextClassification(), teacher=trained.args.output_dir, **data)
     assert len(trainer.train_dataset) == 200
-    in_memory = DistillationTrainer(
-        "tiny", args, TextClassification(), teacher=trained.model, processing_class=trained.processing_class, **data
-    )
+    data |= {"teacher": trained.model, "processing_class": trained.processing_class}
+    in_memory = DistillationTrainer("tiny", args, TextClassification(), **data)
     assert (trainer.targets.logits == in_memory.targets.logits).all()
     trainer.train()
     trainer.save_model()

@@ -3,103 +3,68 @@
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
-from unittest.mock import patch
 
 import forked
 import pytest
 import torch
-from glue_examples import LARGER, VOCABULARY, arguments, sentences
+from glue_examples import LARGER, arguments, checkpoint_of, sentences
 from safetensors.torch import load_file, save_file
 from tables import write_csv
-from transformers import TrainerCallback
 
-import snugbert_cli
-from snugbert import SnugBertTokenizer
 from snugbert.cli.main import run_command
 from snugbert.errors import InputError
-from snugbert.families.students import hash_model
-from snugbert.trainers.finetuning import distillation_trainer
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-from snugbert.trainers.run.stopping import RunStopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 THREE_LAYERS = LARGER["config_overrides"].replace("num_hidden_layers=1", "num_hidden_layers=3")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """Data, a teacher of three layers, and unlabeled text."""
-    folder = tmp_path_factory.mktemp("distillation")
-    SnugBertTokenizer(vocab={token: i for i, token in enumerate(VOCABULARY)}).save_pretrained(folder / "tokenizer")
-    write_csv(folder / "train.csv", sentences(160, seed=1))
-    write_csv(folder / "dev.csv", sentences(60, seed=2))
-    write_csv(folder / "unlabeled.csv", [{"sentence": row["sentence"]} for row in sentences(80, seed=4)])
-    teacher = arguments(
-        folder, folder / "teacher", config_overrides=THREE_LAYERS, num_train_epochs=10, save_strategy="no"
-    )
-    assert snugbert_cli.main(["glue", *teacher]) == 0
-    return folder
+def folder(workshop) -> Path:
+    """The data, and a teacher of three layers."""
+    settings = {"config_overrides": THREE_LAYERS, "num_train_epochs": 10, "save_strategy": "no"}
+    run_command("glue", arguments(workshop, workshop / "teacher", **settings))
+    return workshop
 
 
 def student(folder: Path, output_dir: Path, **changes: object) -> list[str]:
     """A command line that distills the teacher into a student of two of its layers."""
-    settings: dict[str, object] = {
-        "config_name": None,
-        "config_overrides": None,
-        "tokenizer_name": None,
-        "teacher_name_or_path": folder / "teacher",
-        "num_student_layers": 2,
-        "num_train_epochs": 1,
-        "cache_dir": folder / "cache",
-        "save_strategy": "no",
-    }
+    settings = {**checkpoint_of(None), "teacher_name_or_path": folder / "teacher", "num_student_layers": 2}
+    settings |= {"num_train_epochs": 1, "cache_dir": folder / "cache", "save_strategy": "no"}
     return arguments(folder, output_dir, **settings | changes)
 
 
-@pytest.fixture
-def predicted(monkeypatch) -> list[int]:
-    """The sizes of the datasets passed to `predict`. Tests clear it."""
-    numbers: list[int] = []
-    predict = FineTuningTrainer.predict
-
-    def count(self, dataset, **kwargs):
-        numbers.append(len(dataset))
-        return predict(self, dataset, **kwargs)
-
-    monkeypatch.setattr(FineTuningTrainer, "predict", count)
-    return numbers
-
-
-def test_the_card_names_teacher_and_data(folder, tmp_path):
-    assert (
-        snugbert_cli.main(["glue", *student(folder, tmp_path / "run", unlabeled_file=folder / "unlabeled.csv")]) == 0
-    )
-    results = json.loads((tmp_path / "run/results.json").read_text())
+def test_the_card_names_teacher_and_data_and_labels_of_unlabeled_text_are_not_read(folder, tmp_path):
+    rows = [json.dumps({"sentence": row["sentence"], "label": ["x", "y"]}) for row in sentences(20, seed=5)]
+    (tmp_path / "unlabeled.jsonl").write_text("\n".join(rows))
+    run_command("glue", student(folder, tmp_path / "run", unlabeled_file=tmp_path / "unlabeled.jsonl", max_steps=2))
     card = (tmp_path / "run/README.md").read_text()
     assert "It was distilled from teacher." in card and "| teacher | teacher |" in card
-    assert "train.csv (160 examples) and unlabeled.csv (80 examples without labels)" in card
+    assert "train.csv (160 examples) and unlabeled.jsonl (20 examples without labels)" in card
     assert "starting from 2 layers of teacher." in card and "| student layers | first |" in card
-    assert "| training, unlabeled | unlabeled.csv | 80 |" in card
-    assert results["training"]["train_samples"] == 240
+    assert read_results(tmp_path / "run")["training"]["train_samples"] == 180
 
 
 def test_a_sweep_of_students(folder, tmp_path):
     teacher, search = shutil.copytree(folder / "teacher", tmp_path / "teacher"), tmp_path / "search.yaml"
     search.write_text("settings: {distillation_weight: [0.1, 0.9]}")
-    command = student(folder, tmp_path / "run", seeds=2, sweep=search, teacher_name_or_path=teacher)
-    assert snugbert_cli.main(["glue", *command]) == 0
-    results = json.loads((tmp_path / "run/results.json").read_text())
+    command = student(folder, tmp_path / "run", sweep=search, teacher_name_or_path=teacher, max_steps=1)
+    run_command("glue", command)
+    results = read_results(tmp_path / "run")
     assert sorted(row["distillation_weight"] for row in results["sweep"]["settings"]) == [0.1, 0.9]
-    runs = [json.loads(file.read_text()) for file in (tmp_path / "run/runs").glob("*/results.json")]
-    assert sorted(run["settings"]["distillation_weight"] for run in runs) == [0.1, 0.1, 0.9, 0.9]
+    runs = [read_results(run) for run in (tmp_path / "run/runs").iterdir()]
+    assert sorted(run["settings"]["distillation_weight"] for run in runs) == [0.1, 0.9]
     change_weights(teacher)
     with pytest.raises(InputError, match="the teacher"):
         run_command("glue", command)
     search.write_text("settings: {label_smoothing_factor: [0.0, 0.2]}")
     with pytest.raises(InputError, match="cannot be combined with --class_weights or --label_smoothing_factor"):
         run_command("glue", command)
+
+
+def read_results(run: Path) -> dict:
+    return json.loads((run / "results.json").read_text())
 
 
 def change_weights(model: Path) -> None:
@@ -128,7 +93,7 @@ def test_a_student_starts_from_layers_of_a_checkpoint(folder, tmp_path):
 
 def test_two_processes_equal_one(folder, tmp_path):
     """Also in a sweep, where only the first process writes the results."""
-    settings = {"seeds": 2, "learning_rate": 1e-3}
+    settings = {"seeds": 2, "learning_rate": 1e-3, "max_steps": 4}
     run_command("glue", student(folder, tmp_path / "one", cache_dir=tmp_path / "cache-1", **settings))
     changes = {"per_device_train_batch_size": 8, "cache_dir": tmp_path / "cache-2"}
     command = student(folder, tmp_path / "two", **settings | changes)
@@ -140,135 +105,72 @@ def test_two_processes_equal_one(folder, tmp_path):
             torch.testing.assert_close(two[name], one[name], atol=1e-4, rtol=0, msg=name)
 
 
-def test_logits_are_computed_once(folder, tmp_path, predicted, caplog):
-    """160 training examples. Training scores the student on the validation examples."""
+def test_logits_are_computed_once(folder, tmp_path, monkeypatch, caplog):
+    """For 160 training examples. Training scores the student on the validation examples."""
+    predicted, predict, cache = [], FineTuningTrainer.predict, tmp_path / "cache/snugbert/teachers"
 
-    def run(name: str, **changes: object) -> None:
+    def count(self, dataset, **kwargs):
+        predicted.append(len(dataset))
+        return predict(self, dataset, **kwargs)
+
+    def run(name: str, **changes: object) -> list[int]:
         predicted.clear()
         settings = {"cache_dir": tmp_path / "cache", "max_steps": 1}
         run_command("glue", student(folder, tmp_path / name, **settings | changes))
+        return predicted
 
-    run("first")
-    assert predicted == [160]
-    run("second")
-    assert predicted == []
+    monkeypatch.setattr(FineTuningTrainer, "predict", count)
+    assert run("first") == [160]
     # A folder with another name and the same weights is the same teacher.
     copy = shutil.copytree(folder / "teacher", tmp_path / "copy")
-    run("copied", teacher_name_or_path=copy)
-    assert predicted == []
+    assert run("copied", teacher_name_or_path=copy) == []
+    # Training arguments change the student only.
+    assert run("changed", reinit_layers=1, bf16_full_eval=True) == []
     change_weights(copy)
-    run("other-teacher", teacher_name_or_path=copy)
-    assert predicted == [160]
+    assert run("other-teacher", teacher_name_or_path=copy) == [160]
     write_csv(tmp_path / "other.csv", [*sentences(159, seed=1), *sentences(1, seed=9)])
-    run("other-text", train_file=tmp_path / "other.csv")
-    assert predicted == [160]
-    cache = tmp_path / "cache/snugbert/teachers"
-    for size in (100, 0):
-        for file in cache.iterdir():
-            os.truncate(file, size)
-        run(f"damaged-{size}")
-        assert predicted == [160]
-    run("repaired")
-    assert predicted == []
+    assert run("other-text", train_file=tmp_path / "other.csv") == [160]
+    for file in cache.iterdir():
+        os.truncate(file, 100)
+    assert run("damaged") == [160]
+    assert run("repaired") == []
     shutil.rmtree(cache)
     cache.touch()  # nothing can be cached in it
-    run("not-cached")
-    assert predicted == [160] and caplog.text.count("the teacher's logits are not cached") == 3
+    assert run("not-cached") == [160] and caplog.text.count("the teacher's logits are not cached") == 2
 
 
-def train_until(argv: list[str], step: int, number: signal.Signals) -> None:
-    """Runs the command. The student gets a signal after a step."""
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == step:
-                os.kill(os.getpid(), number)
-
-    init = FineTuningTrainer.__init__
-
-    def init_with_callback(self, *positional, **kwargs):
-        init(self, *positional, **kwargs | {"callbacks": [*kwargs.get("callbacks", ()), Stop()]})
-
-    with patch.object(FineTuningTrainer, "__init__", init_with_callback):
-        run_command("glue", argv)
-
-
-def test_a_stopped_and_killed_run_ends_with_identical_bits(folder, tmp_path, monkeypatch):
-    def run(name: str, **changes: object) -> None:
-        run_command("glue", student(folder, tmp_path / name, save_strategy=None, **changes))
-
-    run("straight")
-    with pytest.raises(RunStopped):
-        train_until(student(folder, tmp_path / "stopped", save_strategy=None), 5, signal.SIGTERM)
+def test_a_killed_run_ends_with_identical_bits(folder, tmp_path):
+    """It starts again from the last checkpoint."""
+    settings = {"save_strategy": "steps", "save_steps": 4}
+    run_command("glue", student(folder, tmp_path / "straight", **settings))
+    shutil.copytree(tmp_path / "straight/checkpoint-4", tmp_path / "killed/checkpoint-4")
+    settings["resume_from_checkpoint"] = "true"
+    other = shutil.copytree(folder / "teacher", tmp_path / "other/teacher")
+    change_weights(other)
     for changes, message in (
         ({"distillation_temperature": 3.0}, "--distillation_temperature"),
         ({"student_layers": "spread"}, "--student_layers"),
+        ({"teacher_name_or_path": other}, "the teacher"),
     ):
         with pytest.raises(InputError, match=message):
-            run("stopped", resume_from_checkpoint="true", **changes)
-    other = shutil.copytree(folder / "teacher", tmp_path / "other/teacher")
-    change_weights(other)
-    with pytest.raises(InputError, match="the teacher"):
-        run("stopped", resume_from_checkpoint="true", teacher_name_or_path=other)
-    settings = {"resume_from_checkpoint": "true", "save_strategy": None}
-    process = forked.run(
-        train_until, student(folder, tmp_path / "stopped", save_steps=2, **settings), 9, signal.SIGKILL
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    assert (tmp_path / "stopped/checkpoint-8").exists()
-    run("stopped", resume_from_checkpoint="true")
-    straight, stopped = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "stopped"))
-    assert all(torch.equal(straight[name], stopped[name]) for name in straight)
-    # The same command computes nothing for a finished run.
-    monkeypatch.setattr(FineTuningTrainer, "train", None)
-    monkeypatch.setattr(FineTuningTrainer, "predict", None)
-    run("straight", resume_from_checkpoint="true")
-
-
-def test_unlabeled_text_alone(folder, tmp_path):
-    changes = {"train_file": None, "unlabeled_file": folder / "train.csv", "do_train": True, "do_eval": True}
-    run_command("glue", student(folder, tmp_path / "run", num_train_epochs=4, distillation_weight=1.0, **changes))
-    results = json.loads((tmp_path / "run/results.json").read_text())
-    assert results["metrics"]["eval"]["accuracy"] > 0.9 and results["training"]["train_samples"] == 160
-
-
-def test_the_teacher_stays_as_it_is(folder, tmp_path, monkeypatch):
-    """Training arguments change the student only. Then the teacher's digest and its cached logits stay valid."""
-    digests = []
-    monkeypatch.setattr(
-        distillation_trainer, "hash_model", lambda model: digests.append(hash_model(model)) or digests[-1]
-    )
-    for name, changes in (("plain", {}), ("reinit", {"reinit_layers": 1}), ("bf16", {"bf16_full_eval": True})):
-        settings = {"num_train_epochs": 1, "max_train_samples": 32}
-        run_command("glue", student(folder, tmp_path / name, **settings | changes))
-    assert len(digests) == 3 and len(set(digests)) == 1
-
-
-def test_labels_of_unlabeled_text_are_not_read(folder, tmp_path):
-    rows = [json.dumps({"sentence": row["sentence"], "label": ["x", "y"]}) for row in sentences(20, seed=5)]
-    (tmp_path / "unlabeled.jsonl").write_text("\n".join(rows))
-    changes = {"unlabeled_file": tmp_path / "unlabeled.jsonl"}
-    run_command("glue", student(folder, tmp_path / "run", **changes))
-    assert json.loads((tmp_path / "run/results.json").read_text())["training"]["train_samples"] == 180
+            run_command("glue", student(folder, tmp_path / "killed", **settings | changes))
+    run_command("glue", student(folder, tmp_path / "killed", **settings))
+    straight, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "killed"))
+    assert all(torch.equal(straight[name], killed[name]) for name in straight)
 
 
 def test_a_teacher_with_more_labels(folder, tmp_path):
-    """The training data may lack some of the teacher's labels, or all. All splits may write them in another case."""
+    """The training data may lack some of the teacher's labels, or all, and write them in another case."""
     rows = list(enumerate(sentences(60, seed=1)))
     write_csv(tmp_path / "three.csv", [{**row, "label": row["label"] if i % 5 else "neutral"} for i, row in rows])
     write_csv(tmp_path / "one.csv", [{**row, "label": "Gloomy"} for _, row in rows if row["label"] == "gloomy"])
-    files = {"train_file": tmp_path / "three.csv", "validation_file": tmp_path / "three.csv"}
-    run_command("glue", arguments(folder, tmp_path / "teacher", num_train_epochs=1, save_strategy="no", **files))
-    teacher = {"teacher_name_or_path": tmp_path / "teacher", "num_student_layers": 1}
-    run_command("glue", student(folder, tmp_path / "run", **teacher))
-    labels = json.loads((tmp_path / "run/config.json").read_text())["id2label"]
-    assert labels == {"0": "cheerful", "1": "gloomy", "2": "neutral"}
     write_csv(tmp_path / "two.csv", [{**row, "label": row["label"].capitalize()} for _, row in rows])
-    for source in ({"train_file": tmp_path / "one.csv"}, {"train_file": None, "unlabeled_file": tmp_path / "one.csv"}):
-        shutil.rmtree(tmp_path / "run")
-        run_command(
-            "glue", student(folder, tmp_path / "run", **teacher, **source, validation_file=tmp_path / "two.csv")
-        )
+    files = {"train_file": tmp_path / "three.csv", "validation_file": tmp_path / "two.csv", "max_steps": 1}
+    run_command("glue", arguments(folder, tmp_path / "teacher", **files | {"validation_file": None}))
+    files |= {"teacher_name_or_path": tmp_path / "teacher", "num_student_layers": 1}
+    one = tmp_path / "one.csv"
+    for source in ({"train_file": one}, {"train_file": None, "unlabeled_file": one}):
+        run_command("glue", student(folder, tmp_path / "run", **files | source, overwrite_output_dir=True))
         labels = json.loads((tmp_path / "run/config.json").read_text())["id2label"]
         assert labels == {"0": "Cheerful", "1": "Gloomy", "2": "neutral"}
 
@@ -281,32 +183,17 @@ def test_a_teacher_with_more_labels(folder, tmp_path):
         ({"student_layers": "middle"}, "--student_layers middle: expected spread, first, last"),
         ({"teacher_name_or_path": "./none"}, "--teacher_name_or_path: the folder ./none does not exist"),
         ({"distillation_weight": 1.5}, "--distillation_weight 1.5 must be at least 0 and at most 1"),
-    ],
-)
-def test_errors(changes, message, folder, tmp_path):
-    with pytest.raises(InputError, match=message):
-        run_command("glue", student(folder, tmp_path / "run", **changes))
-
-
-def test_what_cannot_be_distilled_is_refused_before_data_are_read(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(distillation_trainer, "prepare_task", None)
-    for changes, message in (
         ({"class_weights": "balanced"}, "cannot be combined with --class_weights"),
         ({"do_eval": True}, "--teacher_name_or_path needs training examples.* also pass --do_train"),
-    ):
-        with pytest.raises(InputError, match=message):
-            run_command("glue", student(folder, tmp_path / "run", **changes))
-
-
-def test_some_flags_need_a_teacher(folder, tmp_path):
-    for name, value in (("unlabeled_file", folder / "unlabeled.csv"), ("distillation_weight", 1.0)):
-        with pytest.raises(InputError, match=f"--{name} needs .*--teacher_name_or_path"):
-            run_command("glue", arguments(folder, tmp_path / "run", **{name: value}))
-
-
-def test_a_teacher_with_other_labels(folder, tmp_path):
-    rows = [{**row, "label": row["label"].replace("gloomy", "sad")} for row in sentences(40, seed=1)]
-    write_csv(tmp_path / "train.csv", rows)
-    files = {"train_file": tmp_path / "train.csv", "validation_file": tmp_path / "train.csv"}
-    with pytest.raises(InputError, match="The data contain cheerful, sad"):
-        run_command("glue", student(folder, tmp_path / "run", **files))
+        ({"train_file": "sad.csv", "validation_file": None}, "The data contain cheerful, sad"),
+        ({"teacher_name_or_path": None, "unlabeled_file": "sad.csv"}, "--unlabeled_file needs .*--teacher_name"),
+        ({"teacher_name_or_path": None, "distillation_weight": 1.0}, "--distillation_weight needs .*--teacher_name"),
+    ],
+)
+def test_errors(changes, message, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_csv(Path("sad.csv"), [{**row, "label": row["label"].replace("gloomy", "sad")} for row in sentences(9, 1)])
+    if "teacher_name_or_path" in changes and changes["teacher_name_or_path"] is None:
+        changes = {"num_student_layers": None, "config_name": "tiny", "tokenizer_name": folder / "tokenizer"} | changes
+    with pytest.raises(InputError, match=message):
+        run_command("glue", student(folder, tmp_path / "run", **changes))

@@ -1,7 +1,6 @@
 """`snugbert glue`: whole runs, parity with stock BERT, bad input."""
 
 import json
-import logging
 import random
 import re
 import shutil
@@ -10,7 +9,6 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from card_metadata import read_metadata
 from datasets import Dataset, load_dataset
 from glue_examples import (
     FILLER,
@@ -24,7 +22,6 @@ from glue_examples import (
     read_predictions,
     sentences,
 )
-from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, mean_squared_error
 from tables import write_csv
@@ -50,6 +47,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+ALL = {"do_train": True, "do_eval": True, "do_predict": True}
 FINE_TUNE = Path(__file__).parents[3] / "docs/how-to/fine-tune.md"
 
 
@@ -57,29 +55,20 @@ FINE_TUNE = Path(__file__).parents[3] / "docs/how-to/fine-tune.md"
 def run(workshop) -> Path:
     """The output folder of a complete run."""
     output_dir = workshop / "run"
-    extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.csv"}
-    assert snugbert_cli.main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
+    command = arguments(workshop, output_dir, save_steps=15, **ALL, test_file=workshop / "test.csv")
+    assert snugbert_cli.main(["glue", *command]) == 0
     return output_dir
-
-
-# --- a whole run ------------------------------------------------------------------------------------------------
 
 
 def test_a_run_learns_and_writes_everything(run, workshop):
     results = json.loads((run / "eval_results.json").read_text())
-    assert results["eval_accuracy"] == 1.0
-    assert results["eval_baseline_accuracy"] == 0.5
-    assert results["eval_samples"] == 60
-    everything = json.loads((run / "all_results.json").read_text())
-    assert everything["train_samples"] == 160 and everything["eval_accuracy"] == 1.0
+    names = ("eval_accuracy", "eval_baseline_accuracy", "eval_samples")
+    assert [results[name] for name in names] == [1.0, 0.5, 60]
     predictions = [line.split("\t") for line in (run / "predict_results.txt").read_text().splitlines()]
     expected = [[str(i), row["label"]] for i, row in enumerate(sentences(20, seed=3))]
     assert predictions == [["index", "prediction"], *expected]
     config = json.loads((run / "config.json").read_text())
-    assert config["model_type"] == "snugbert"
-    assert config["id2label"] == {"0": "cheerful", "1": "gloomy"}
-    assert config["label2id"] == {"cheerful": 0, "gloomy": 1}
-    assert config["vocab_size"] == len(VOCABULARY)
+    assert config["id2label"] == {"0": "cheerful", "1": "gloomy"} and config["vocab_size"] == len(VOCABULARY)
     classify = pipeline("text-classification", model=str(run), device="cpu")
     assert [answer["label"] for answer in classify(["the film was great", "a dull plot"])] == ["cheerful", "gloomy"]
 
@@ -108,12 +97,12 @@ def test_predictions_are_read_back(run, tmp_path):
 
 
 def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path):
-    """A file to score or to predict may have more columns of text, in another order."""
+    """A file to score may have more columns of text, in another order."""
     rows = [
         {"id": f"id {i}", "title": row["sentence"][::-1], "body": row["sentence"], "mood": row["label"]}
         for i, row in enumerate(sentences(32, seed=11))
     ]
-    names = {"text_column_names": "body", "label_column_name": "mood", "validation_file": None, "num_train_epochs": 1}
+    names = {"text_column_names": "body", "label_column_name": "mood", "validation_file": None, "max_steps": 1}
     file = write_csv(tmp_path / "train.csv", rows)
     run_command("glue", arguments(workshop, tmp_path / "model", train_file=file, **names))
     assert json.loads((tmp_path / "model" / "config.json").read_text())["text_columns"] == ["body"]
@@ -123,83 +112,28 @@ def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path):
         run_command("glue", arguments(workshop, folder, **checkpoint_of(tmp_path / "model"), **data, **changes))
     scored = read_predictions(tmp_path / "scored-0" / "eval_predictions.jsonl")
     assert scored == read_predictions(tmp_path / "scored-1" / "eval_predictions.jsonl")
-    command = ["predict", "--model_name_or_path", str(tmp_path / "model"), "--output_file", str(tmp_path / "o.jsonl")]
-    assert snugbert_cli.main([*command, "--input_file", str(file), "--use_cpu"]) == 0
-    for row, predicted, expected in zip(rows, read_predictions(tmp_path / "o.jsonl"), scored, strict=True):
-        assert {name: predicted[name] for name in row} == row
-        assert predicted["predicted_label"] == expected["predicted_label"]
-        assert predicted["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
-    with pytest.raises(InputError, match=r"cannot read texts from column 'label'\. Expected one or two"):
-        names = {**data, "text_column_names": "label", "label_column_name": "body"}
-        run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(tmp_path / "model"), **names))
 
 
 def test_labeled_test_files_are_scored(run, workshop, tmp_path):
     rows = sentences(20, seed=4)
     rows[0]["label"] = "gloomy"  # wrong: the sentence is cheerful
-    changes = {"test_file": write_csv(tmp_path / "test.csv", rows), "do_predict": True}
-    run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(run), **changes, max_predict_samples=10))
-    results = json.loads((tmp_path / "out" / "predict_results.json").read_text())
-    assert results["predict_accuracy"] == 0.9
-    assert len((tmp_path / "out" / "predict_results.txt").read_text().splitlines()) == 11
-    assert not (tmp_path / "out" / "eval_results.json").exists()
+    changes = {"test_file": write_csv(tmp_path / "test.csv", rows), "do_predict": True, "max_predict_samples": 10}
+    run_command("glue", arguments(workshop, tmp_path, **checkpoint_of(run), **changes))
+    assert json.loads((tmp_path / "predict_results.json").read_text())["predict_accuracy"] == 0.9
+    assert len((tmp_path / "predict_results.txt").read_text().splitlines()) == 11
+    assert not (tmp_path / "eval_results.json").exists()
     # The arguments name training examples, but this run did not use them.
-    data = json.loads((tmp_path / "out" / "results.json").read_text())["data"]
+    data = json.loads((tmp_path / "results.json").read_text())["data"]
     assert {name: source["num_examples"] for name, (source,) in data.items()} == {"predict": 10}
 
 
-def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path, monkeypatch):
-    files = {"train": "amazon_train.csv", "validation": "yelp_dev.csv", "test": "imdb.csv"}
-    numbers = {"train": 18, "validation": 14, "test": 10}
-    for seed, (split, file) in enumerate(files.items()):
-        write_csv(tmp_path / file, sentences(numbers[split], seed=seed))
-    asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
-    names = {f"{split}_file": tmp_path / file for split, file in files.items()}
-    run_command("glue", arguments(workshop, tmp_path / "out", **names, **asked))
-    trained_on, scores = read_metadata(tmp_path / "out")
-    metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
-    assert trained_on == [("amazon_train.csv", "train", 18)]
-    assert scores == {
-        ("yelp_dev.csv", "validation", 14): {"accuracy": pytest.approx(metrics["eval_accuracy"], rel=1e-5)},
-        ("imdb.csv", "test", 10): {"accuracy": pytest.approx(metrics["predict_accuracy"], rel=1e-5)},
-    }
-    assert ModelCard.load(tmp_path / "out" / "README.md").data.datasets is None
-    for row in ("training | amazon_train.csv | 18", "validation | yelp_dev.csv | 14", "test | imdb.csv | 10"):
-        assert all(f"| {row} |" in (tmp_path / "out" / name).read_text() for name in ("README.md", "results.md"))
-
-    # The same examples from a dataset on the Hub.
-    local = {split: str(tmp_path / file) for split, file in files.items()}
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: load_dataset("csv", data_files=local))
-    hub = {"dataset_name": "me/reviews", "dataset_config_name": "en", **NO_FILES}
-    run_command("glue", arguments(workshop, tmp_path / "hub", **hub, **asked, max_eval_samples=9))
-    trained_on, scores = read_metadata(tmp_path / "hub")
-    assert trained_on == [("me/reviews (en)", "train", 18)]
-    assert list(scores) == [("me/reviews (en)", "validation", 9), ("me/reviews (en)", "test", 10)]
-    data = ModelCard.load(tmp_path / "hub" / "README.md").data
-    assert data.datasets == ["me/reviews"]
-    places = {(r.dataset_type, r.dataset_config, r.dataset_args.get("first")) for r in data.eval_results}
-    assert places == {("me/reviews", "en", 9), ("me/reviews", "en", None)}
-
-
-def test_resumed_run_equals_straight_run(run, workshop, tmp_path):
-    output_dir = tmp_path / "resumed"
-    shutil.copytree(run / "checkpoint-15", output_dir / "checkpoint-15")
-    run_command("glue", arguments(workshop, output_dir, save_steps=15, resume_from_checkpoint="true"))
-    straight, resumed = (load_file(folder / "model.safetensors") for folder in (run, output_dir))
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
-
-
-def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path, monkeypatch):
+def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path):
     output_dir = shutil.copytree(run, tmp_path / "run")
     before = (output_dir / "model.safetensors").read_bytes()
-    with monkeypatch.context() as before_tokenization:
-        before_tokenization.setattr("snugbert.tasks.classification.TextClassification.encode", None)
-        with pytest.raises(InputError, match="already contains a run"):
-            run_command("glue", arguments(workshop, output_dir))
+    with pytest.raises(InputError, match="already contains a run"):
+        run_command("glue", arguments(workshop, output_dir))
     assert (output_dir / "model.safetensors").read_bytes() == before
-    run_command(
-        "glue", arguments(workshop, output_dir, overwrite_output_dir=True, max_train_samples=16, num_train_epochs=1)
-    )
+    run_command("glue", arguments(workshop, output_dir, overwrite_output_dir=True, max_steps=1))
     assert (output_dir / "model.safetensors").read_bytes() != before
     assert not (output_dir / "checkpoint-15").exists()
 
@@ -207,13 +141,9 @@ def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path, monkeypat
 def test_regression(workshop, tmp_path):
     number = {"cheerful": 1.5, "gloomy": -1}
     rows = [{"text": row["sentence"], "label": number[row["label"]]} for row in sentences(160, seed=5)]
-    files = {
-        "train_file": write_csv(tmp_path / "train.csv", rows),
-        "validation_file": write_csv(tmp_path / "dev.csv", rows[:40]),
-        "test_file": write_csv(tmp_path / "test.csv", rows[:5]),
-    }
-    asked = {"do_train": True, "do_eval": True, "do_predict": True}
-    run_command("glue", arguments(workshop, tmp_path / "out", **files, **asked, num_train_epochs=8))
+    parts = {"train": rows, "validation": rows[:40], "test": rows[:5]}
+    files = {f"{name}_file": write_csv(tmp_path / f"{name}.csv", part) for name, part in parts.items()}
+    run_command("glue", arguments(workshop, tmp_path / "out", **files, **ALL, num_train_epochs=8))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_mse"] < 0.3 * results["eval_baseline_mse"]
     examples = read_predictions(tmp_path / "out" / "eval_predictions.jsonl")
@@ -221,11 +151,9 @@ def test_regression(workshop, tmp_path):
     gold, predicted = ([row[name] for row in examples] for name in ("label", "predicted_label"))
     assert mean_squared_error(gold, predicted) == results["eval_mse"]
     lines = [line.split("\t") for line in (tmp_path / "out" / "predict_results.txt").read_text().splitlines()[1:]]
-    assert [index for index, _ in lines] == ["0", "1", "2", "3", "4"]
     # Another batch, so another order of summation.
     assert [float(number) for _, number in lines] == pytest.approx(predicted[:5], rel=1e-6)
     assert predicted[0] == pytest.approx(1.5, abs=0.75)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["problem_type"] == "regression"
 
 
 def test_similarity_task(workshop, tmp_path):
@@ -234,20 +162,17 @@ def test_similarity_task(workshop, tmp_path):
     (tmp_path / "STS-B").mkdir()
     for name in ("train", "dev", "test"):
         (tmp_path / "STS-B" / f"{name}.tsv").write_text("\n".join(lines))
-    changes = {"task_name": "sts-b", "data_dir": tmp_path, **NO_FILES, "num_train_epochs": 1}
-    asked = {"do_train": True, "do_eval": True, "do_predict": True}
-    run_command("glue", arguments(workshop, tmp_path / "out", **changes, **asked))
+    changes = {"task_name": "sts-b", "data_dir": tmp_path, **NO_FILES, "max_steps": 1}
+    run_command("glue", arguments(workshop, tmp_path / "out", **changes, **ALL))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
-    mean = (results["eval_pearson"] + results["eval_spearmanr"]) / 2
-    assert results["eval_combined_score"] == pytest.approx(mean)
-    assert "eval_baseline_pearson" not in results
-    header, *table = (tmp_path / "out" / "STS-B.tsv").read_text().splitlines()
+    assert "eval_pearson" in results and "eval_baseline_pearson" not in results
     scores = [row["predicted_label"] for row in read_predictions(tmp_path / "out" / "predictions.jsonl")]
-    assert header == "index\tprediction"
-    assert table == [f"{i}\t{min(max(score, 0.0), 5.0)}" for i, score in enumerate(scores)]
+    table = ["index\tprediction", *(f"{i}\t{min(max(score, 0.0), 5.0)}" for i, score in enumerate(scores))]
+    assert (tmp_path / "out" / "STS-B.tsv").read_text().splitlines() == table
 
 
-def test_several_labels(workshop, tmp_path, capsys):
+@pytest.mark.slow
+def test_several_labels(workshop, tmp_path):
     """One label for each of two kinds of words in a sentence. The checkpoint predicts the same in a second run."""
     generator = random.Random(8)
     rows = []
@@ -255,13 +180,12 @@ def test_several_labels(workshop, tmp_path, capsys):
         labels = [label for label in WORDS if generator.random() < 0.5]
         words = generator.choices(FILLER, k=6) + [generator.choice(WORDS[label]) for label in labels]
         rows.append({"text": " ".join(generator.sample(words, len(words))), "label": labels})
-    for name, part in (("train", rows[60:]), ("dev", rows[:60]), ("test", rows[:20])):
+    for name, part in (("train", rows[60:]), ("dev", rows[:60])):
         (tmp_path / f"{name}.json").write_text(json.dumps(part))
     files = {"train_file": tmp_path / "train.json", "validation_file": tmp_path / "dev.json"}
     run_command("glue", arguments(workshop, tmp_path / "out", **files, **LARGER, num_train_epochs=5))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_micro_f1"] == results["eval_macro_f1"] == results["eval_subset_accuracy"] == 1
-    assert "(always 'cheerful, gloomy') |" in capsys.readouterr().out
     examples = read_predictions(tmp_path / "out" / "eval_predictions.jsonl")
     for row, example in zip(rows[:60], examples, strict=True):
         probable = [label for label, probability in example.pop("probabilities").items() if probability > 0.5]
@@ -277,35 +201,22 @@ def test_defaults_are_the_papers(tmp_path):
     args = FineTuningArguments(output_dir=str(tmp_path))
     assert args.num_train_epochs == 3 and args.per_device_train_batch_size == 32
     assert args.lr_scheduler_type == "linear" and args.get_warmup_steps(200) == 20 and args.weight_decay == 0.01
-    model = SnugBertForSequenceClassification(
-        SnugBertConfig.from_size("tiny", num_hidden_layers=1, vocab_size=len(VOCABULARY))
-    )
+    model = SnugBertForSequenceClassification(SnugBertConfig.from_size("tiny", num_hidden_layers=1, vocab_size=9))
     decayed = Trainer(model=model, args=args).get_decay_parameter_names(model)
     assert all(("LayerNorm" in name or "bias" in name) != (name in decayed) for name, _ in model.named_parameters())
 
 
-# --- parity -----------------------------------------------------------------------------------------------------
+def test_training_equals_stock_bert_under_trainer(workshop, tmp_path):
+    """Without dropout, three epochs of the command equal three epochs of the stock model under the stock Trainer.
 
-
-@pytest.fixture
-def bert(tmp_path, workshop) -> Path:
-    """A stock BERT checkpoint with a classifier, in 16 bits like some published ones."""
+    They start from a stock checkpoint in 16 bits, like some published ones.
+    """
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    BertForSequenceClassification(config).bfloat16().save_pretrained(tmp_path / "bert")
-    return tmp_path / "bert"
-
-
-def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
-    """Without dropout, three epochs of the command equal three epochs of the stock model under the stock Trainer."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    bert = tmp_path / "bert"
+    config = BertConfig(vocab_size=len(VOCABULARY), **sizes, **dropout)
+    BertForSequenceClassification(config).bfloat16().save_pretrained(bert)
     settings = {"per_device_train_batch_size": 16, "num_train_epochs": 3, "learning_rate": 1e-3, "use_cpu": True}
     changes = {**checkpoint_of(bert), "tokenizer_name": workshop / "tokenizer", **settings}
     run_command("glue", arguments(workshop, tmp_path / "ours", **changes))
@@ -313,8 +224,7 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
 
     tokenizer = SnugBertTokenizer.from_pretrained(workshop / "tokenizer")
     examples = Dataset.from_list(sentences(160, seed=1)).map(
-        lambda row: {**tokenizer(row["sentence"]), "label": list(WORDS).index(row["label"])},
-        remove_columns="sentence",
+        lambda row: {**tokenizer(row["sentence"]), "label": list(WORDS).index(row["label"])}, remove_columns="sentence"
     )
     stock = BertForSequenceClassification.from_pretrained(bert, dtype=torch.float32)
     defaults = {"warmup_steps": 0.1, "weight_decay": 0.01, "disable_tqdm": True}
@@ -332,19 +242,17 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
         torch.testing.assert_close(trained[name], weight, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
     """A 16-bit checkpoint does, too: see the test above."""
     weights = []
     for dtype in ("float32", "bfloat16"):
         SnugBertConfig.from_size("tiny", num_hidden_layers=1, dtype=dtype).save_pretrained(tmp_path / dtype)
-        changes = {"config_name": tmp_path / dtype, "config_overrides": None, "max_steps": 3}
+        changes = {"config_name": tmp_path / dtype, "config_overrides": None, "max_steps": 1}
         run_command("glue", arguments(workshop, tmp_path / f"trained-{dtype}", **changes))
         weights.append(load_file(tmp_path / f"trained-{dtype}" / "model.safetensors"))
     assert {tensor.dtype for tensor in weights[1].values()} == {torch.float32}
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
-
-
-# --- bad input --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -359,6 +267,7 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
         ({"task_name": "all", "doc_stride": 3, **NO_FILES}, "--doc_stride cannot read pairs of texts"),
         ({"metric_for_best_model": "matthews"}, r"has no metric 'matthews'\. Choose one of accuracy"),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected one of negative, positive"),
+        ({"text_column_names": "label", "label_column_name": "sentence"}, "cannot read texts from column 'label'"),
         ({"config_name": None}, "--model_name_or_path is missing"),
         ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
         ({"config_overrides": SMALL + ",vocab_size=9"}, "tokens, but the model's vocabulary has only 9"),
@@ -378,14 +287,9 @@ def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
 def test_a_classifier_for_other_labels(run, workshop, tmp_path):
     rows = [{"sentence": word, "label": i} for i, word in enumerate(["a", "the", "film"] * 4)]
     changes = {**checkpoint_of(run), "train_file": write_csv(tmp_path / "train.csv", rows), "validation_file": None}
-    with pytest.raises(
-        InputError,
-        match=r"Number of labels in this data: 12\. To replace .*, add --ignore_mismatched_sizes",
-    ):
+    with pytest.raises(InputError, match=r"labels in this data: 12\. To replace .*, add --ignore_mismatched_sizes"):
         run_command("glue", arguments(workshop, tmp_path / "out", **changes))
-    run_command(
-        "glue", arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1)
-    )
+    run_command("glue", arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, max_steps=1))
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 12
 
 
@@ -406,14 +310,3 @@ def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
         with pytest.raises(InputError, match=message):
             run_command("glue", arguments(workshop, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
-
-
-def test_long_examples_are_truncated(run, workshop, tmp_path, caplog, capsys):
-    rows = [{"sentence": "film " * 600, "label": "gloomy"}, {"sentence": "good", "label": "cheerful"}]
-    changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
-    with caplog.at_level(logging.WARNING, logger="snugbert"):
-        run_command(
-            "glue", arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True)
-        )
-    assert "--max_seq_length 4096 exceeds the model's limit. Using 512" in caplog.text
-    assert "| validation | accuracy | 100.00 (100.0 to 100.0) | 50.00 (" in capsys.readouterr().out

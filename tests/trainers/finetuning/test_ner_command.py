@@ -8,22 +8,15 @@ from pathlib import Path
 import pytest
 from glue_examples import arguments as command_line
 from glue_examples import checkpoint_of
-from transformers import AutoModelForTokenClassification, pipeline
+from transformers import pipeline
 
 import snugbert_cli
 from snugbert import Predictor, SnugBertTokenizer
 from snugbert.cli.main import run_command
-from snugbert.cli.parser import parse_arguments
-from snugbert.data.packed_batches import count_tokens
-from snugbert.tasks.tagging import Tagging
-from snugbert.tasks.task_arguments import NerDataArguments
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.prepare_task import prepare_task
+from snugbert.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-# --- a whole run ------------------------------------------------------------------------------------------------
 
 FILLER = "the a of in met saw left and then about was".split()
 GIVEN, FAMILY, PLACES, ENDINGS = ["anna", "otto"], ["berg", "stone"], ["oslo", "rome"], ["town", "port"]
@@ -78,11 +71,9 @@ def run(workshop) -> Path:
 def test_a_run_learns_and_writes_everything(run, workshop):
     results = json.loads((run / "eval_results.json").read_text())
     assert results["eval_f1"] == 1.0 and results["eval_PER_f1"] == 1.0 and results["eval_samples"] == 50
-    assert results["eval_PER_number"] + results["eval_LOC_number"] > 100
     assert 0.5 < results["eval_baseline_f1"] < 0.9  # words ending in -port are not in the training data
     config = json.loads((run / "config.json").read_text())
     assert config["id2label"] == {"0": "O", "1": "B-LOC", "2": "I-LOC", "3": "B-PER", "4": "I-PER"}
-    assert {path.name for path in run.glob("*.png")} >= {"learning_curve.png", "confusion_matrix.png"}
     assert (run / "eval_predictions.txt").read_text() == tagged_text(50, seed=2)
     # The test sentences have no tags. The predictions are correct, in the scheme of the training file.
     assert (run / "predictions.txt").read_text() == tagged_text(30, seed=3)
@@ -90,21 +81,6 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     tag = pipeline("token-classification", model=str(run), aggregation_strategy="first", device="cpu")
     found = [(part["entity_group"], part["word"]) for part in tag("then anna berg met otto in romeport")]
     assert found == [("PER", "anna berg"), ("PER", "otto"), ("LOC", "romeport")]
-
-
-def test_document_context(workshop, tmp_path):
-    types = (FineTunedModelArguments, NerDataArguments, FineTuningArguments)
-    prepared = []
-    for context in (False, True):
-        argv = arguments(workshop, tmp_path, document_context=context)
-        model_args, data_args = parse_arguments(types, argv, "", "")[:2]
-        prepared.append(prepare_task(Tagging(data_args), model_args, data_args.files))
-    without, with_context = prepared
-    for one, other in (
-        (without.train_features, with_context.train_features),
-        (without.evaluation_sets[0].features.inputs, with_context.evaluation_sets[0].features.inputs),
-    ):
-        assert 1.2 * count_tokens(one).sum() < count_tokens(other).sum()
 
 
 def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys):
@@ -117,25 +93,19 @@ def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys
     assert "predictions  eval_predictions.txt\n" in capsys.readouterr().out
 
 
-def test_a_metric_of_one_type_selects_the_best_model(workshop, tmp_path):
-    changes = {"load_best_model_at_end": True, "metric_for_best_model": "LOC_f1", "num_train_epochs": 2}
-    run_command("ner", arguments(workshop, tmp_path, **changes, label_all_tokens=True, class_weights="balanced"))
-    state = json.loads((tmp_path / "trainer_state.json").read_text())
-    assert state["best_metric"] == max(line["eval_LOC_f1"] for line in state["log_history"] if "eval_LOC_f1" in line)
-    model = AutoModelForTokenClassification.from_pretrained(tmp_path)
-    assert model.config.num_labels == 5
-
-
 @pytest.mark.parametrize("tags", [{"O": "O", "I-PER": "I", "I-LOC": "I"}, {"O": "IN", "I-PER": "NNP", "I-LOC": "S"}])
 def test_tags_without_types_and_tags_that_mark_no_entities(tags, workshop, tmp_path, caplog):
     has_entities, files = tags["O"] == "O", {}
-    metric = "f1" if has_entities else "accuracy"
+    metric = "ENTITY_f1" if has_entities else "accuracy"
     for name, number, new in (("train", 200, ""), ("validation", 50, "" if has_entities else "about UH\n\n")):
         lines = re.sub(" ([IO].*)", lambda match: f" {tags[match[1]]}", tagged_text(number, seed=1))
         files[f"{name}_file"] = tmp_path / f"{name}.txt"
         files[f"{name}_file"].write_text(lines + new)
     run, best = tmp_path / "run", {"load_best_model_at_end": True, "metric_for_best_model": metric}
     run_command("ner", arguments(workshop, run, **files, **best, num_train_epochs=2))
+    state = json.loads((run / "trainer_state.json").read_text())
+    scores = [line[f"eval_{metric}"] for line in state["log_history"] if f"eval_{metric}" in line]
+    assert len(scores) == 2 and state["best_metric"] == max(scores)
     results = json.loads((run / "eval_results.json").read_text())
     card, labels = (run / "README.md").read_text(), json.loads((run / "config.json").read_text())["label2id"]
     source, predicted = files["validation_file"].read_text(), (run / "eval_predictions.txt").read_text()
@@ -152,7 +122,6 @@ def test_tags_without_types_and_tags_that_mark_no_entities(tags, workshop, tmp_p
         assert predicted == source.replace("about UH", "about IN")
         assert row["predicted_tags"] == ["IN", "NNP", "NNP"]
         assert "the tags mark no entities (such as 'IN', " in caplog.text
-        assert "so the metric is accuracy. Check --label_column_name." in caplog.text
         assert "1 word with a tag that is not in" in caplog.text and "such as 'UH'. Such words count" in caplog.text
 
 
@@ -172,21 +141,18 @@ def test_a_student_learns_from_a_teacher_with_another_tokenizer(run, workshop, t
     assert json.loads((tmp_path / "out/eval_results.json").read_text())["eval_f1"] > 0.95
 
 
-# --- bad input --------------------------------------------------------------------------------------------------
-
-
-def test_bad_arguments(workshop, tmp_path, capsys):
-    def complaint(**changes: object) -> str:
-        assert snugbert_cli.main(["ner", *arguments(workshop, tmp_path / "out", **changes)]) == 2
-        return capsys.readouterr().err
-
-    (tmp_path / "other.txt").write_text("anna I-PER\n\nin O\nrome I-GPE\n")
-    message = complaint(validation_file=tmp_path / "other.txt")
-    assert "other.txt, line 4: unknown entity type 'GPE'. Expected a type in" in message
-    assert message.endswith("train.txt: LOC, PER.\n")
-    (tmp_path / "plain.txt").write_text("anna I-PER\n")
-    message = complaint(validation_file=tmp_path / "plain.txt", document_context=True)
-    assert "plain.txt does not mark its documents. Add -DOCSTART- lines" in message
-    assert "columns of a CoNLL file have no names. Use a number" in complaint(label_column_name="ner_tags")
-    assert "The labels of the model (LABEL_0, LABEL_1) are not entity tags" in complaint(train_file=None)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"validation_file": "other.txt"}, r"other.txt, line 4: unknown entity type 'GPE'\..*train.txt: LOC, PER\.$"),
+        ({"validation_file": "other.txt", "document_context": True}, "other.txt does not mark its documents"),
+        ({"label_column_name": "ner_tags"}, "columns of a CoNLL file have no names. Use a number"),
+        ({"train_file": None}, r"The labels of the model \(LABEL_0, LABEL_1\) are not entity tags"),
+    ],
+)
+def test_bad_arguments(changes, message, workshop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("other.txt").write_text("anna I-PER\n\nin O\nrome I-GPE\n")
+    with pytest.raises(InputError, match=message):
+        run_command("ner", arguments(workshop, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()

@@ -45,21 +45,22 @@ def test_a_run_writes_everything(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
     monkeypatch.setattr(HfApi, "upload_folder", upload)
     settings = {"num_train_epochs": 2, "save_strategy": "no", "push_to_hub": True}
-    fine_tune(prepare_counting(tokenizer), arguments(folder, **settings))
+    task = prepare_counting(tokenizer)
+    task.evaluation_sets[0].baseline = Baseline("always right", {"accuracy": 1.0})
+    fine_tune(task, arguments(folder, **settings))
     assert pushed.count("README.md") == 1  # once, and with the card
     assert "predictions.txt" not in pushed and "results.json" in pushed
     results = json.loads((folder / "results.json").read_text())
-    assert results["baselines"]["eval"]["accuracy"] == 0.25
+    assert results["baselines"]["eval"]["accuracy"] == 1.0 and len(results["shortfalls"]) == 2
+    assert "is not better than the baseline, 100.00 (always right). Try" in (folder / "results.md").read_text()
     assert results["settings"]["learning_rate"] == 1e-3 and results["training"]["train_samples"] == 60
     accuracy = json.loads((folder / "eval_results.json").read_text())["eval_accuracy"]
-    assert accuracy == results["metrics"]["eval"]["accuracy"]
     predicted = np.loadtxt(folder / "predictions.txt")
     assert (predicted == np.array(examples(HEADS[0], 30, seed=1)["label"])).mean() == accuracy
-    assert {"README.md", "results.md", "learning_curve.png", "model.safetensors"} <= {f.name for f in folder.iterdir()}
+    assert accuracy == results["metrics"]["eval"]["accuracy"] and (folder / "learning_curve.png").exists()
 
     # A run that only scores keeps the results of the training.
-    before = (folder / "results.json").read_bytes()
-    task = prepare_counting(tokenizer)
+    before, task = (folder / "results.json").read_bytes(), prepare_counting(tokenizer)
     task.train_features = None
     fine_tune(task, arguments(folder, do_eval=True))
     assert (folder / "results.json").read_bytes() == before
@@ -76,14 +77,11 @@ def test_a_run_writes_everything(tokenizer, tmp_path, monkeypatch):
         ({"max_steps": 3}, [2, 3]),  # the last epoch is incomplete
         ({"max_steps": 84}, [*range(5, 84, 5), 84]),  # 42 epochs: about 20 times
         ({"num_train_epochs": 3, "eval_strategy": "no"}, [6]),
-        ({"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1}, [1, 2, 3]),
         ({"num_train_epochs": 2, "load_best_model_at_end": True}, [2, 4]),
     ],
 )
-def test_validation_examples_are_scored_after_each_epoch_and_only_once(
-    settings, steps, tokenizer, tmp_path, monkeypatch
-):
-    """The last evaluation also gives the final score. Test examples are predicted once, after the training."""
+def test_validation_examples_are_scored_only_once(settings, steps, tokenizer, tmp_path, monkeypatch):
+    """After each epoch. The last evaluation also gives the final score. Test examples are predicted at the end."""
     task, evaluated, decoded = prepare_counting(tokenizer), [], []
 
     def decode(logits, split, features):
@@ -108,8 +106,7 @@ def test_validation_examples_are_scored_after_each_epoch_and_only_once(
     again = [steps[-1]] if "load_best_model_at_end" in settings and best != steps[-1] else []
     assert [step for step, _ in validations] == [*steps, *again] and decoded.count("validation") == len(validations)
     assert set(results["intervals"]) == {"eval", "predict"}
-    predicted = np.loadtxt(tmp_path / "predictions.txt")
-    assert predicted.shape == (7,)  # of the test examples, which are written last
+    assert np.loadtxt(tmp_path / "predictions.txt").shape == (7,)  # of the test examples, which are written last
 
 
 def test_evaluation_does_not_change_the_training(tokenizer, tmp_path):
@@ -127,16 +124,13 @@ def test_evaluation_does_not_change_the_training(tokenizer, tmp_path):
 def test_only_training_starts_from_random_layers(tokenizer, tmp_path):
     def weights(task, number: int) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
-        args = arguments(tmp_path, reinit_layers=number, metric_for_best_model="accuracy")
-        return dict(make_trainer(task, args).model.named_parameters())
+        return dict(make_trainer(task, arguments(tmp_path, reinit_layers=number)).model.named_parameters())
 
     trains, scores = prepare_counting(tokenizer), prepare_counting(tokenizer)
     scores.train_features = None
     before, trained, scored = weights(trains, 0), weights(trains, 2), weights(scores, 2)
-    changed = {name for name in before if not torch.equal(before[name], trained[name])}
-    assert {".".join(name.split(".")[:4]) for name in changed} == {
-        *("bert.encoder.layer.1", "bert.encoder.layer.2", "bert.pooler.dense.weight")
-    }
+    changed = {".".join(name.split(".")[:4]) for name in before if not torch.equal(before[name], trained[name])}
+    assert changed == {"bert.encoder.layer.1", "bert.encoder.layer.2", "bert.pooler.dense.weight"}
     assert all(torch.equal(before[name], scored[name]) for name in before)
 
 
@@ -178,10 +172,8 @@ def test_checkpoints_only_serve_to_resume(tokenizer, tmp_path, monkeypatch, capl
     assert all(torch.equal(straight[name], finished[name]) for name in straight)
 
     # What a checkpoint compares, and what determines the results.
-    labels = task.evaluation_sets[0].features.inputs["label"][:]
-    relabeled = task.evaluation_sets[0].features.inputs.remove_columns("label").add_column("label", labels[::-1])
     other = prepare_counting(tokenizer)
-    other.evaluation_sets[0].features = Features(relabeled)
+    other.evaluation_sets[0].features = Features(examples(HEADS[0], 30, seed=2))
     for changed, settings, message in (
         (task, {"max_grad_norm": 2}, "--max_grad_norm"),
         (task, {"num_train_epochs": 2}, "--num_train_epochs"),
@@ -219,7 +211,7 @@ def test_named_class_weights():
     assert class_weights("a=b=2.5", task).tolist() == [2.5, 1.0]
     args = FineTuningArguments(output_dir="out", class_weights={"few": np.float32(3)})
     assert class_weights(args.class_weights, task).tolist() == [1.0, 3.0]
-    for text in ("few", "few=0", "few=x", "none=2", "few=inf", {"none": 2.0}, {"few": 0.0}, [1.0, 2.0]):
+    for text in ("few", "few=0", "few=x", "none=2", "few=inf", {"few": 0.0}, [1.0, 2.0]):
         with pytest.raises(InputError, match=r"with a positive weight, not .*\. Labels: a=b, few\."):
             class_weights(text, task)
     with pytest.raises(InputError, match="needs training examples with exactly one class each"):
@@ -241,8 +233,7 @@ def test_early_stopping_keeps_the_best_model(tokenizer, tmp_path):
 
     # An improvement below the threshold does not count.
     accuracies = iter([0.5, 0.55, 0.6, 0.65, 0.9])
-    settings = {"num_train_epochs": 9, "early_stopping_patience": 2, "early_stopping_threshold": 0.2}
-    fine_tune(task, arguments(tmp_path / "threshold", **settings))
+    fine_tune(task, arguments(tmp_path / "threshold", **settings, early_stopping_threshold=0.2))
     assert json.loads((tmp_path / "threshold" / "trainer_state.json").read_text())["epoch"] == 3
 
 
@@ -253,41 +244,31 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, tmp_
     fine_tune(task, arguments(folder, **settings))
     for changes, message in (
         ({"learning_rate": 5e-4}, "--learning_rate"),
-        ({"class_weights": "few=2"}, "--class_weights"),
+        ({"class_weights": "few=2", "data_seed": 1}, "--class_weights(.|\n)*--data_seed"),
         ({"reinit_layers": 1}, "--reinit_layers"),
-        ({"freeze_layers": 1, "data_seed": 1}, "--data_seed"),
         ({"metric_for_best_model": "loss"}, "--metric_for_best_model"),
-        ({"eval_strategy": "steps", "save_strategy": "steps"}, "--eval_strategy"),
         ({"per_device_train_batch_size": 16}, "batch"),
+        ({"num_train_epochs": 1}, r"^--num_train_epochs: .* has taken 4 steps, more than the 2 steps of this"),
     ):
         with pytest.raises(InputError, match=message):
             fine_tune(task, arguments(folder, **settings | resume | changes))
     other = FineTunedModelArguments(model_name_or_path="other")
     with pytest.raises(InputError, match="--model_name_or_path"):
         fine_tune(dataclasses.replace(task, model_args=other), arguments(folder, **settings | resume))
-    with pytest.raises(InputError, match=r"^--num_train_epochs: .* has taken 4 steps, more than the 2 steps of this"):
-        fine_tune(task, arguments(folder, **settings | resume | {"num_train_epochs": 1}))
 
     same_batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
     fine_tune(task, arguments(folder, **settings | resume | same_batch | {"num_train_epochs": 3}))
     change = "after step 4: 6 steps instead of 4"
     assert json.loads((folder / "results.json").read_text())["settings"]["changed_on_resume"] == change
-    assert f"| changed on resume | {change} |" in (folder / "README.md").read_text()
-
-
-# --- scores below the baseline --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("metric", "score", "baseline", "told"),
     [
-        ("accuracy", 0.26, 0.25, None),
         ("accuracy", 0.25, 0.25, "Validation: accuracy 25.00 is not better than the baseline, 25.00 (always 'few')."),
-        ("accuracy", 0.2, 0.25, "Validation: accuracy 20.00 is not better than the baseline, 25.00 (always 'few')."),
         ("accuracy", 0.25001, 0.25, None),
         ("mse", 2.0, 2.5, None),
         ("mse", 3.0, 2.5, "Validation: mse 3.0000 is not better than the baseline, 2.5000 (always 'few')."),
-        ("pearson", 0.1, math.nan, None),
         ("pearson", -0.1, math.nan, "Validation: pearson -10.00 is not better than the baseline, 0.00 ("),
         ("pearson", math.nan, math.nan, "Validation: pearson is undefined, because all predictions or"),
         ("accuracy", 1.0, 1.0, "Validation: accuracy 100.00 equals the baseline (always 'few'). All examples have"),
@@ -309,13 +290,3 @@ def test_shortfalls(metric, score, baseline, told):
     task.train_features = None
     without_training = [sentence.replace(ADVICE, ADVICE_WITHOUT_TRAINING) for sentence in sentences]
     assert describe_shortfalls(task, metrics) == without_training
-
-
-def test_a_run_reports_its_shortfall(tmp_path):
-    task = prepare_counting(make_tokenizer())
-    task.evaluation_sets[0].baseline = Baseline("always right", {"accuracy": 1.0})
-    settings = {"max_steps": 1, "save_strategy": "no"}
-    results = fine_tune(task, arguments(tmp_path / "run", **settings))
-    written = (tmp_path / "run/results.md").read_text()
-    assert "is not better than the baseline, 100.00 (always right). Try longer training" in written
-    assert written.count("Try ") == 1 and len(results["shortfalls"]) == 2

@@ -6,23 +6,19 @@ import re
 from pathlib import Path
 
 import pytest
+from glue_examples import NO_FILES, checkpoint_of
 from glue_examples import arguments as command_line
-from glue_examples import checkpoint_of
 from squad_definition import definition_2
 from squad_forms import flat, load_questions, nested
 
 import snugbert_cli
 from snugbert import SnugBertTokenizer
 from snugbert.cli.main import run_command
-from snugbert.data.squad import Question
 from snugbert.errors import InputError
-from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
 from snugbert.tasks.task_arguments import SquadDataArguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-# --- a whole run ------------------------------------------------------------------------------------------------
 
 FIRST = "anna ben carl dora emil fred gina hugo".split()
 LAST = "reed stone wood".split()
@@ -84,14 +80,10 @@ def test_a_run_learns_and_writes_everything(run):
     assert results["eval_exact_match"] == results["eval_f1"] == 100.0
     answers = json.loads((run / "predictions.json").read_text())
     assert answers == {row["id"]: row["answers"][0][0] for row in stories(60, seed=2)}
-    n_best = json.loads((run / "nbest_predictions.json").read_text())
-    assert all(n_best[question][0]["text"] == answer for question, answer in answers.items())
-    assert max(map(len, n_best.values())) == 20
     assert not (run / "null_odds.json").exists()
     # The test questions have no answers.
     expected = {row["id"]: row["answers"][0][0] for row in stories(20, seed=3)}
     assert json.loads((run / "predict_predictions.json").read_text()) == expected
-    assert not (run / "predict_results.json").exists()
 
 
 @pytest.mark.slow
@@ -103,45 +95,30 @@ def test_a_student_learns_from_unlabeled_questions(run, workshop, tmp_path):
     changes = {"teacher_name_or_path": run, "max_train_samples": 8, "unlabeled_file": unlabeled}
     run_command("squad", arguments(workshop, tmp_path / "out", **changes))
     assert json.loads((tmp_path / "out/eval_results.json").read_text())["eval_f1"] > 95
-
-    SnugBertTokenizer(vocab={word: i for i, word in enumerate([*VOCABULARY, "##s"])}).save_pretrained(
-        tmp_path / "other"
-    )
+    vocabulary = {word: i for i, word in enumerate([*VOCABULARY, "##s"])}
+    SnugBertTokenizer(vocab=vocabulary).save_pretrained(tmp_path / "other")
     write_stories(tmp_path / "other.jsonl", [{**row, "question": "whos"} for row in stories(20, seed=5)])
     changes |= {"unlabeled_file": tmp_path / "other.jsonl", "tokenizer_name": tmp_path / "other"}
     with pytest.raises(InputError, match="teacher and student split the text differently"):
         run_command("squad", arguments(workshop, tmp_path / "other-out", **changes))
 
 
-def test_scores_name_the_data_on_the_hub():
-    hub = SquadDataArguments(dataset_name="google/xquad", dataset_config_name="xquad.en")
-    split = QuestionSplit("validation", [Question("a", "Who?", "Anna.")] * 9)
-    (source,) = QuestionAnswering(hub).describe_sources(split)
-    assert source == ("google/xquad (xquad.en)", "validation", 9, "google/xquad", "xquad.en")
-
-
-def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
+def test_the_best_threshold_gives_the_best_score(workshop, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     files = {
-        "train_file": workshop / "train-v2.jsonl",
-        "validation_file": workshop / "dev-v2.jsonl",
-        "version_2_with_negative": True,
+        f"{name}_file": workshop / f"{part}-v2.jsonl" for name, part in (("train", "train"), ("validation", "dev"))
     }
+    files["version_2_with_negative"] = True
     run_command("squad", arguments(workshop, first, **files, max_steps=9))  # too few to give an answer at odds of 0
     results = json.loads((first / "eval_results.json").read_text())
     assert results["eval_f1"] + 20 < results["eval_best_f1"]
     assert results["eval_baseline_exact"] == results["eval_baseline_f1"] == 50.0
-    assert "always no answer" in capsys.readouterr().out
-    intervals = json.loads((first / "results.json").read_text())["intervals"]["eval"]
-    assert {"exact", "f1", "HasAns_exact", "NoAns_f1", "best_f1"} <= intervals.keys()
-    assert all(low <= results[f"eval_{name}"] <= high for name, (low, high) in intervals.items())
     threshold = results["eval_best_f1_thresh"]
     changes = {**files, **checkpoint_of(first), "train_file": None, "null_score_diff_threshold": threshold}
     run_command("squad", arguments(workshop, second, **changes))
     again = json.loads((second / "eval_results.json").read_text())
     assert again["eval_f1"] == pytest.approx(results["eval_best_f1"], abs=1e-9)
     assert again["eval_best_f1"] == results["eval_best_f1"]
-    assert again["eval_HasAns_total"] == again["eval_NoAns_total"] == 30
     odds = json.loads((second / "null_odds.json").read_text())
     answers = json.loads((second / "predictions.json").read_text())
     assert {question for question in odds if odds[question] > threshold} == {q for q in answers if answers[q] == ""}
@@ -171,21 +148,16 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     rows[1]["answers"] = [("nobody", 4)]
     rows[4]["answers"] = [("nothing", 0), rows[4]["answers"][0]]
     file = write_stories(tmp_path / "bad.jsonl", rows)
-    stands = rows[1]["context"][4:10]
-    misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {stands!r}"
-    message = (
-        f"{misplaced}. Answers that are not at their position in the context: 2. Fix these answers, or set --on_bad"
-    )
+    misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {rows[1]['context'][4:10]!r}."
+    message = f"{misplaced} Answers that are not at their position in the context: 2. Fix these answers, or set"
     for split in ("train_file", "validation_file"):
         with pytest.raises(InputError, match=re.escape(message)):
             run_command("squad", arguments(workshop, tmp_path / "out", **{split: file}))
-    assert not (tmp_path / "out").exists()
 
     loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
     assert [question.id for question in loaded] == ["q0", "q2", "q3", "q4", "q5"]
     assert all(len(question.answers) == 1 for question in loaded)
-    warning = f"{file}: Answers that are not at their position in the context: 2. Such answers are skipped. "
-    assert f"{warning}Skipped questions: 1. The first: {misplaced}." in caplog.text
+    assert f"Such answers are skipped. Skipped questions: 1. The first: {misplaced}" in caplog.text
     # Scoring compares texts, not positions.
     changes = {**checkpoint_of(run), "train_file": None, "validation_file": file, "on_bad_answer": "skip"}
     run_command("squad", arguments(workshop, tmp_path / "out", **changes))
@@ -203,46 +175,30 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     files = {"train_file": None, "validation_file": tmp_path / "test.json"}
     changes = {**checkpoint_of(run), **files, "max_query_length": 3}
     run_command("squad", arguments(workshop, tmp_path / "out", **changes))
-    assert "questions without text or context: 2. The first: " in caplog.text
-    assert "Questions truncated to 3 tokens (max_query_length): 1" in caplog.text
-    assert "no reference answers. Predictions are not scored." in caplog.text
+    for message in ("without text or context: 2.", "truncated to 3 tokens (max_query_length): 1", "are not scored."):
+        assert message in caplog.text
     answers = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert answers["a"] == "" and set(answers) == {"a", "b", "c"}
     assert all(answer in "then anna reed ran" for answer in answers.values())
-
-
-# --- bad input --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"train_file": "missing.json"}, "--train_file: missing.json: no such file"),
-        ({"validation_file": "broken/train.json"}, r"broken/train\.json: not JSON"),
         ({"train_file": None}, "--model_name_or_path is missing. This command needs trained weights"),
-        (
-            {"dataset_name": "./broken", "train_file": None, "validation_file": None},
-            "the dataset ./broken cannot be loaded",
-        ),
+        ({"dataset_name": "./broken", **NO_FILES}, "the dataset ./broken cannot be loaded"),
         ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer"),
-        (
-            {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
-            "--validation_file: no examples with reference answers",
-        ),
+        ({"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1}, "--validation_file: no examples"),
         ({"max_seq_length": 10}, "max_seq_length 10: a question of 1 tokens leaves 6 for the context"),
-        (
-            {"class_weights": "balanced"},
-            r"--class_weights: Question answering needs training examples with exactly one class",
-        ),
+        ({"class_weights": "balanced"}, "--class_weights: Question answering needs training examples with exactly"),
     ],
 )
 def test_bad_arguments(changes, message, workshop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "train.json").write_text("{")
-    changes = {
-        name: value.format(workshop=workshop) if isinstance(value, str) else value for name, value in changes.items()
-    }
+    changes = {k: v.format(workshop=workshop) if isinstance(v, str) else v for k, v in changes.items()}
     with pytest.raises(InputError, match=message):
         run_command("squad", arguments(workshop, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()

@@ -1,50 +1,63 @@
-"""Sweeps: the grid, the best run, interrupted sweeps."""
+"""Sweeps: the grid, the best run, suggested settings, interrupted sweeps."""
 
 import dataclasses
+import itertools
 import json
+import math
+import os
 import shutil
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import optuna
 import pytest
-from card_metadata import read_metadata
-from finetuning_examples import HEADS, arguments, examples, new_trainer, prepare_counting
+import torch
+import yaml
+from finetuning_examples import HEADS, arguments, examples, make_tokenizer, new_trainer, prepare_counting
+from forked import run as run_forked
+from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 import snugbert
 from snugbert.errors import InputError
 from snugbert.tasks.task_arguments import GlueDataArguments
-from snugbert.trainers.finetuning import sweep
+from snugbert.trainers.finetuning import single_run, sweep
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
-from snugbert.trainers.finetuning.finetuning_trainer import DivergedError
+from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import collect_data_settings
 from snugbert.trainers.finetuning.run_records import list_run_folders, prepare_folder
 from snugbert.trainers.finetuning.single_run import fine_tune
-from snugbert.trainers.finetuning.sweep import Suggestions
+from snugbert.trainers.finetuning.sweep import Objective, StopBadRuns, Suggestions, SweepRun, choose_setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-class Interrupted(Exception):
-    pass
-
-
-def test_the_papers_grid(tmp_path):
+def test_the_grid_of_the_paper_and_the_length_of_a_stable_sweep(tmp_path):
+    """Stable runs take 20 epochs of batches of 32, or as many as 100 steps need."""
     args = arguments(tmp_path, sweep="paper", learning_rate=None)
     suggestions = Suggestions(args.search, 42, higher_is_better=True, journal=None)
-    assert args.search.size == 24
     names = []
-    for index in range(24):
+    for index in range(args.search.size):
         names.append(sweep.plan_run(args, 60, suggestions.ask(index), 7).folder.name)
         suggestions.tell(0.5)
-    rates = ("5e-05", "4e-05", "3e-05", "2e-05")
-    assert sorted(names) == sorted(
-        f"batch-{size}_rate-{rate}_epochs-{epochs}_seed-7"
-        for size in (16, 32)
-        for rate in rates
-        for epochs in (2, 3, 4)
-    )
+    grid = itertools.product((16, 32), ("5e-05", "4e-05", "3e-05", "2e-05"), (2, 3, 4))
+    assert sorted(names) == sorted(f"batch-{size}_rate-{rate}_epochs-{epochs}_seed-7" for size, rate, epochs in grid)
+    accumulated = {"gradient_accumulation_steps": 2}
+    for settings, number, epochs in (
+        ({}, 160, 20),
+        ({}, 96, 34),
+        ({"num_train_epochs": 3}, 8, 3),
+        (accumulated, 128, 50),
+    ):
+        args = arguments(tmp_path, sweep="stable", **settings)
+        assert sweep.plan_run(args, number, {}, 42).args.num_train_epochs == epochs
 
 
 def test_names_of_many_flags(tmp_path):
@@ -55,7 +68,7 @@ def test_names_of_many_flags(tmp_path):
     for run in runs:
         run.folder.mkdir(parents=True)
         assert len(run.folder.name) < 220
-    assert set(list_run_folders(tmp_path)) == {run.folder for run in runs} and len({run.folder for run in runs}) == 2
+    assert len(list_run_folders(tmp_path)) == 2
 
 
 def read_results(folder: Path) -> dict:
@@ -63,14 +76,13 @@ def read_results(folder: Path) -> dict:
 
 
 def test_a_sweep_over_a_grid_and_seeds(tokenizer, tmp_path, monkeypatch):
-    grid = "settings: {batch_size: [16, 32], learning_rate: [1e-3, 1e-4], num_train_epochs: [1]}"
-    (tmp_path / "grid.yaml").write_text(grid)
+    (tmp_path / "grid.yaml").write_text("settings: {batch_size: [16, 32], learning_rate: 1e-3, num_train_epochs: [1]}")
     settings = {"sweep": str(tmp_path / "grid.yaml"), "seeds": 2, "learning_rate": None}
     sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
     results = read_results(tmp_path / "a")
     rows = results["sweep"]["settings"]
     assert "seconds" not in results  # of the best run
-    assert len(rows) == 4 and all(len(row["scores"]) == 2 for row in rows)
+    assert len(rows) == 2 and all(len(row["scores"]) == 2 for row in rows)
     for row in rows:
         assert row["mean"] == pytest.approx(np.mean(row["scores"]))
         assert row["std"] == pytest.approx(np.std(row["scores"], ddof=1))
@@ -95,10 +107,10 @@ def test_a_sweep_over_a_grid_and_seeds(tokenizer, tmp_path, monkeypatch):
         sweep.run_sweep(prepare_counting(tokenizer, 61), arguments(tmp_path / "a", **settings))
 
 
-def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypatch, capsys):
+def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypatch):
     output_dir = tmp_path / "run"
     scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.9}  # of each seed; 45 diverges. Of equal runs, the earlier one stays
-    failures: list[type[Exception]] = [Interrupted, DivergedError]
+    failures: list[type[BaseException]] = [KeyboardInterrupt, DivergedError]
 
     def run_of_a_seed(task, args, callbacks):
         if args.seed == 45:
@@ -112,7 +124,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypat
         sweep.run_sweep(task, arguments(output_dir, seeds=seeds, max_steps=1))
 
     monkeypatch.setattr(sweep, "fine_tune", run_of_a_seed)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         sweep_over(4)
     (kept,) = output_dir.rglob("*.safetensors")
     assert kept.parent.name.endswith("seed-43")
@@ -121,15 +133,14 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypat
         sweep_over(seeds)
         assert [file.read_bytes() for file in output_dir.rglob("*.safetensors")] == [best, best]
         results = read_results(output_dir)
+        # NaN is null in the file.
         assert results["metrics"]["eval"] == {"accuracy": 0.9, "pearson": None} and results["settings"]["seed"] == 43
-        shown = capsys.readouterr().out
-        assert "accuracy | 90.00 | 25.00 (" in shown and "pearson | - |" in shown  # NaN is null in the file
         assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
     with pytest.raises(InputError, match=r"\n  --seeds +5 +2\n"):
         sweep_over(2)
 
 
-def test_seeds_without_a_sweep(tokenizer, tmp_path, capsys, monkeypatch):
+def test_seeds_without_a_sweep(tokenizer, tmp_path, monkeypatch):
     pushed = {}
 
     class Hub:
@@ -144,46 +155,20 @@ def test_seeds_without_a_sweep(tokenizer, tmp_path, capsys, monkeypatch):
             pushed[repo_id] = set(filter_repo_objects(files, ignore_patterns=ignore_patterns))
 
     monkeypatch.setattr(sweep, "HfApi", Hub)
-    given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
+    given = arguments(tmp_path / "run", seeds=2, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
     sweep.run_sweep(prepare_counting(tokenizer), given)
     assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
     assert not {"_lock", "predictions.txt"} & pushed["me/run"]
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
-    assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43, 44)]
-    assert "eval_accuracy" in capsys.readouterr().out
+    assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43)]
     best = max(read_results(tmp_path / "run")["sweep"]["settings"][0]["scores"])
-    scores = {("dev.csv", "validation", 30): {"accuracy": pytest.approx(best, rel=1e-5)}}
-    assert read_metadata(tmp_path / "run") == ([("train.csv", "train", 60)], scores)
+    (result,) = ModelCard.load(tmp_path / "run/README.md").data.eval_results
+    assert result.metric_value == pytest.approx(best, rel=1e-5)
     # The folder of a single run is not continued as a sweep.
     shutil.rmtree(tmp_path / "run" / "runs")
     (tmp_path / "run" / "plan.json").unlink()
     with pytest.raises(InputError, match=r"already contains a run\. Choose another folder"):
         sweep.run_sweep(prepare_counting(tokenizer), given)
-
-
-def test_a_stable_sweep(tokenizer, tmp_path, capsys):
-    """It is one setting with 5 seeds and at least 100 steps, whose top layers are new in every run."""
-    settings = {"sweep": "stable", "reinit_layers": 1, "learning_rate": 1e-4, "logging_steps": 1000}
-    sweep.run_sweep(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings))
-    results = read_results(tmp_path)
-    (setting,) = results["sweep"]["settings"]
-    assert (setting["epochs"], setting["seeds"], len(setting["scores"])) == (100, 5, 5)
-    assert results["training"]["train_steps"] == 100 and results["settings"]["reinit_layers"] == 1
-    low, high = setting["interval"]
-    text = f"{100 * setting['mean']:.2f} ± {100 * setting['std']:.2f} ({100 * low:.1f} to {100 * high:.1f})"
-    assert text in capsys.readouterr().out and text in (tmp_path / "README.md").read_text()
-    with pytest.raises(InputError, match=r"\n  --reinit_layers +1 +2\n"):
-        sweep.run_sweep(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings | {"reinit_layers": 2}))
-
-
-@pytest.mark.parametrize(
-    ("settings", "examples", "epochs"),
-    [({}, 160, 20), ({}, 96, 34), ({"num_train_epochs": 3}, 8, 3), ({"gradient_accumulation_steps": 2}, 128, 50)],
-)
-def test_the_length_of_a_stable_sweep(settings, examples, epochs, tmp_path):
-    """20 epochs of batches of 32, or as many as 100 steps need."""
-    args = arguments(tmp_path, sweep="stable", **settings)
-    assert sweep.plan_run(args, examples, {}, 42).args.num_train_epochs == epochs
 
 
 def test_one_seed_has_the_interval_of_its_run(tokenizer, tmp_path):
@@ -195,18 +180,6 @@ def test_one_seed_has_the_interval_of_its_run(tokenizer, tmp_path):
     intervals = results["intervals"]["eval"]["accuracy"], results["sweep"]["metrics"]["eval"]["accuracy"]["interval"]
     assert setting["interval"] == intervals[0] == intervals[1] == [0.25, 0.375]
     assert setting["epochs"] == 0.5  # one of two steps
-
-
-def test_requirements_of_a_sweep(tokenizer, tmp_path):
-    task = prepare_counting(tokenizer)
-    with pytest.raises(InputError, match="16 is not divisible by"):
-        sweep.run_sweep(task, arguments(tmp_path, sweep="paper", learning_rate=None, gradient_accumulation_steps=3))
-    (tmp_path / "search.yaml").write_text("{prune: true, settings: {weight_decay: [0.0, 0.1]}}")
-    with pytest.raises(InputError, match=r"--eval_strategy no: `prune` .* needs evaluations\. Use epoch or steps"):
-        sweep.run_sweep(task, arguments(tmp_path, sweep=str(tmp_path / "search.yaml"), eval_strategy="no"))
-    task.evaluation_sets = []
-    with pytest.raises(InputError, match="no examples with reference answers"):
-        sweep.run_sweep(task, arguments(tmp_path, seeds=2))
 
 
 # --- the plan in the output folder --------------------------------------------------------------------------------
@@ -243,21 +216,26 @@ def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "error"),
+    ("text", "flags", "error"),
     [
-        ("reinit_layers: [0, 99, 1]", "--reinit_layers 99 are too large"),
-        ("freeze_layers: [0, 99], weight_decay: [0.1, 0.2]", "--freeze_layers 99 and .* too large"),
-        ("freeze_layers: [0, 2], reinit_layers: [0, 2]", "--freeze_layers 2 and --reinit_layers 2 are too large"),
-        ("lr_scheduler_type: [linear, cosine_with_min_lr]", "One of min_lr or min_lr_rate should be set"),
+        ("settings: {reinit_layers: [0, 99, 1]}", {}, "--reinit_layers 99 are too large. The model has 3 layers"),
+        ("settings: {freeze_layers: [0, 2], reinit_layers: [0, 2]}", {}, "2 and --reinit_layers 2 are too"),
+        ("settings: {lr_scheduler_type: [linear, cosine_with_min_lr]}", {}, "One of min_lr or min_lr_rate should be"),
+        ("settings: {batch_size: [16]}", {"gradient_accumulation_steps": 3}, "16 is not divisible by"),
+        ("{prune: true, settings: {weight_decay: [0.0, 0.1]}}", {"eval_strategy": "no"}, "--eval_strategy no"),
     ],
 )
-def test_a_value_that_does_not_fit_stops_a_sweep_at_once(settings, error, tokenizer, tmp_path):
-    (tmp_path / "search.yaml").write_text(f"settings: {{{settings}}}")
+def test_a_value_that_does_not_fit_stops_a_sweep_at_once(text, flags, error, tokenizer, tmp_path):
+    (tmp_path / "search.yaml").write_text(text)
     for dry_run in (False, True):
-        args = arguments(tmp_path / "run", sweep=str(tmp_path / "search.yaml"), max_steps=1, dry_run=dry_run)
+        args = arguments(tmp_path / "run", sweep=str(tmp_path / "search.yaml"), dry_run=dry_run, **flags)
         with pytest.raises(InputError, match=error):
             sweep.run_sweep(prepare_counting(tokenizer), args)
     assert not (tmp_path / "run").exists()
+    task = prepare_counting(tokenizer)
+    task.evaluation_sets = []
+    with pytest.raises(InputError, match="no examples with reference answers"):
+        sweep.run_sweep(task, arguments(tmp_path, seeds=2))
 
 
 def test_results_contain_no_local_paths(tokenizer, tmp_path):
@@ -268,14 +246,204 @@ def test_results_contain_no_local_paths(tokenizer, tmp_path):
     task.settings = collect_data_settings(GlueDataArguments(dataset_name=str(tmp_path / "secret")))
     folder = tmp_path / "run"
     given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
-    sweep.run_sweep(task, arguments(folder, **given, save_strategy="steps", save_steps=1))
+    given |= {"save_strategy": "steps", "save_steps": 1}
+    sweep.run_sweep(task, arguments(folder, **given))
     files = [file for file in folder.rglob("*") if file.suffix in (".json", ".md", ".jsonl")]
     assert {"plan.json", "results.json", "README.md", "trainer_state.json"} <= {file.name for file in files}
     assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
     assert read_results(folder)["model"] == "pretrained"
     other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
     with pytest.raises(InputError, match="\n  --model_name_or_path "):
-        sweep.run_sweep(
-            dataclasses.replace(task, model_args=other),
-            arguments(folder, **given, save_strategy="steps", save_steps=1),
-        )
+        sweep.run_sweep(dataclasses.replace(task, model_args=other), arguments(folder, **given))
+
+
+# --- suggested settings ----------------------------------------------------------------------------------------------
+
+SETTINGS = {
+    "learning_rate": {"low": 1e-5, "high": 1e-3, "log": True},
+    "num_train_epochs": {"low": 2, "high": 4, "step": 1},
+    "lr_scheduler_type": ["linear", "cosine", "constant"],
+}
+
+
+def search_arguments(folder: Path, settings=None, flags=None, **content):
+    """Arguments with a file of a sweep."""
+    file = folder.parent / f"{folder.name}.yaml"
+    settings = settings or SETTINGS
+    file.write_text(yaml.safe_dump({"settings": settings, **content}, sort_keys=False))
+    rate = {"learning_rate": None} if "learning_rate" in settings else {}
+    return arguments(folder, sweep=str(file), **{"metric_for_best_model": "accuracy", **rate, **(flags or {})})
+
+
+def evaluate(rate: float, epochs: float, schedule: str) -> list[float]:
+    """A learning curve: one score per epoch."""
+    peak = {"linear": 3e-4, "cosine": 1e-4, "constant": 3e-5}[schedule]
+    best = math.exp(-abs(math.log(rate / peak))) + 0.01 * epochs
+    return [(1 - 0.5 ** (epoch + 1)) * best for epoch in range(int(epochs))]
+
+
+def run_curves(search, journal: Path, runs: int, number: int = 0) -> list[tuple]:
+    """Tries settings from `number` on, as a command does. Returns rate, epochs, schedule and evaluations."""
+    suggestions, found = Suggestions(search, 7, higher_is_better=True, journal=journal), []
+    for index in range(runs):
+        setting = suggestions.ask(index)
+        values = (setting["learning_rate"], setting["num_train_epochs"], setting["lr_scheduler_type"])
+        scores = evaluate(*values)
+        ended = len(scores)
+        if index >= number:
+            ended = next((n for n in range(1, len(scores)) if suggestions.is_bad(scores[:n])), len(scores))
+        suggestions.tell(scores[-1] if ended == len(scores) else math.nan)
+        found.append((*values, ended))
+    return found
+
+
+def test_a_journal_continues_with_the_same_settings(tmp_path, monkeypatch):
+    """It contains all settings, and the scores that Optuna compares."""
+    search = search_arguments(tmp_path / "run", method="tpe", prune=True, runs=30, flags={"seed": 7}).search
+    whole = run_curves(search, tmp_path / "whole", 30)
+    assert run_curves(search, tmp_path / "parts", 17) == whole[:17]
+    Suggestions(search, 7, higher_is_better=True, journal=tmp_path / "parts").ask(17)  # interrupted
+    with (tmp_path / "parts").open("ab") as file:
+        file.write(b'{"op_code":5,"wor')  # killed while it wrote
+    (tmp_path / "parts.lock").symlink_to("parts")
+    monkeypatch.setattr(time, "sleep", None)  # nothing waits for this lock
+    continued = run_curves(search, tmp_path / "parts", 30, number=17)
+    assert [row[:3] for row in continued] == [row[:3] for row in whole] and continued[17:] == whole[17:]
+    assert any(ended < epochs for _, epochs, _, ended in whole) and len({row[:3] for row in whole}) == 30
+    study = optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(tmp_path / "whole"))))
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["COMPLETE" if ended == epochs else "PRUNED" for _, epochs, _, ended in whole]
+
+
+# --- real runs --------------------------------------------------------------------------------------------------
+
+# With these, the sixth run is stopped early.
+RATES = {"learning_rate": {"low": 1e-3, "high": 1e-1, "log": True}, "batch_size": [20, 30]}
+PRUNED = {"method": "tpe", "prune": True, "runs": 7, "flags": {"num_train_epochs": 2.0}}
+
+
+def read_sweep(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())["sweep"]
+
+
+def run_search(folder: Path, settings=None, **content) -> None:
+    """Runs a sweep. The score is the mean logit of the correct label, so that no two runs are equal."""
+    prepared = prepare_counting(make_tokenizer())
+    task: Any = prepared.task
+    task.decode = lambda logits, split, features: logits
+    task.measure = lambda split, logits: np.take_along_axis(logits, np.array(split.inputs["label"])[:, None], 1)
+    sweep.run_sweep(prepared, search_arguments(folder, settings or RATES, **content))
+
+
+def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch):
+    """A resumed sweep tells Optuna the finished runs again, also the stopped ones. Budgets may grow."""
+    content = PRUNED | {"winner_seeds": 2}
+    run_search(tmp_path / "a", **content)
+    expected, names = read_sweep(tmp_path / "a"), sorted(path.name for path in (tmp_path / "a/runs").iterdir())
+    assert (len(expected["settings"]), len(expected["stopped"]), len(names)) == (6, 1, 8)
+    assert expected["best_setting"]["seeds"] == 2 and expected["best_setting"]["std"] is not None
+    assert expected["best_setting"]["scores"][0] == max(row["scores"][0] for row in expected["settings"])
+
+    training_step = FineTuningTrainer.training_step
+
+    def interrupted(self, *args):
+        if len(list((tmp_path / "b/runs").glob("*/results.json"))) == 6:
+            raise KeyboardInterrupt
+        return training_step(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FineTuningTrainer, "training_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_search(tmp_path / "b", **content | {"runs": 6})
+    run_search(tmp_path / "b", **content)
+    assert read_sweep(tmp_path / "b") == expected
+    with pytest.raises(InputError, match=r"\n  runs +7 +6\n"):
+        run_search(tmp_path / "b", **content | {"runs": 6})
+    with pytest.raises(InputError, match=r"\n  --sweep settings "):
+        run_search(tmp_path / "b", {**RATES, "batch_size": [20]}, **content)
+
+
+def search_in_processes(folder: Path) -> None:
+    """The processes share no disk."""
+    run_search(folder.with_name(f"{folder.name}{os.environ['RANK']}"), **PRUNED)
+
+
+def test_processes_get_the_same_settings_and_stop_together(tmp_path):
+    assert run_forked(search_in_processes, tmp_path / "two", processes=2).returncode == 0
+    run_search(tmp_path / "one", **PRUNED)
+    one, two = (read_sweep(tmp_path / name) for name in ("one", "two0"))
+    assert len(one["stopped"]) > 0
+    columns = ("batch_size", "learning_rate", "epochs")
+    for part in ("settings", "stopped"):
+        settings = [[[row[name] for name in columns] for row in found[part]] for found in (one, two)]
+        assert settings[0] == settings[1]
+
+
+def test_a_budget_of_time(tmp_path, monkeypatch):
+    """Runs take an hour, also the seeds of an earlier best setting. Finished runs always count."""
+    clock = itertools.count(step=3600)  # read before and after each run
+    monkeypatch.setattr(single_run, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    content = {"method": "random", "runs": 20, "winner_seeds": 3, "flags": {"max_steps": 1}}
+    for hours, settings in ((3.0, 4), (4.0, 5), (1.0, 5)):
+        run_search(tmp_path / "run", hours=hours, **content)
+        rows = read_sweep(tmp_path / "run")["settings"]
+        assert len(rows) == settings and sum(row["seeds"] for row in rows) in (settings + 2, settings + 4)
+    # A dry run counts the runs and the seconds that are left.
+    finished, planned = len(list((tmp_path / "run/runs").glob("*/results.json"))), []
+    monkeypatch.setattr(sweep, "run_dry_fine_tuning", lambda prepared, first, checkpoint, *left: planned.append(left))
+    content["flags"]["dry_run"] = True
+    for hours in (finished + 2.0, 1.0):
+        run_search(tmp_path / "run", hours=hours, **content)
+    assert planned == [(22 - finished, 7200), (22 - finished, 0)]
+
+
+def test_a_bad_run_is_not_stopped_after_its_last_step():
+    """Its weights and scores are complete."""
+    callback = StopBadRuns(SimpleNamespace(is_bad=lambda evaluations: evaluations == [0.5]), "eval_accuracy")
+    for step, stops in ((9, True), (10, False)):
+        state = SimpleNamespace(log_history=[{"eval_accuracy": 0.5}, {"loss": 1}], global_step=step, max_steps=10)
+        with pytest.raises(optuna.TrialPruned) if stops else nullcontext():
+            callback.on_evaluate(None, state, None)
+
+
+def test_settings_with_a_failed_seed_come_last(tmp_path):
+    scores = {"one of two": [0.9, None], "undefined": [math.nan, math.nan], "worse": [0.5, 0.5], "best": [0.5, 0.6]}
+    runs = [
+        SweepRun({"name": name}, 42 + i, tmp_path, {"metrics": {"eval": {"accuracy": score}}} if score else {})
+        for name, each in scores.items()
+        for i, score in enumerate(each)
+    ]
+    objective = Objective("eval", "accuracy", higher_is_better=True)
+    order = []
+    while runs:
+        order.append(choose_setting(runs, objective, range(42, 44))["name"])
+        runs = [run for run in runs if run.setting["name"] != order[-1]]
+    assert order == ["best", "worse", "one of two", "undefined"]
+
+
+def test_failed_runs_are_counted(tmp_path, monkeypatch):
+    fine_tune, errors = sweep.fine_tune, itertools.cycle([torch.OutOfMemoryError, sweep.DivergedError])
+
+    def fail(task, args, callbacks: Sequence[StopBadRuns]):
+        if args.learning_rate > 4.61e-3:
+            raise next(errors)("the loss is nan")
+        return fine_tune(task, args, callbacks)
+
+    def diverge(*_: Any) -> None:
+        raise sweep.DivergedError("the loss is nan")
+
+    monkeypatch.setattr(sweep, "fine_tune", fail)
+    rates = {"learning_rate": {"low": 1e-3, "high": 3e-2, "log": True}, "batch_size": [12, 30]}
+    run_search(tmp_path / "run", rates, method="tpe", runs=4, flags={"max_steps": 2})
+    found = read_sweep(tmp_path / "run")
+    messages = {failure.partition("_seed-42: ")[2] for failure in found["failures"]}
+    assert messages <= {"out of memory", "the loss is nan"}
+    assert len(found["settings"]) + len(found["failures"]) == 4 and 0 < len(found["failures"]) < 4
+    assert all(row["learning_rate"] <= 4.61e-3 for row in found["settings"])
+    # If no run ends well, the memory may be free later.
+    with pytest.raises(torch.OutOfMemoryError):
+        run_search(tmp_path / "full", {"learning_rate": [2e-2, 3e-2]}, flags={"max_steps": 2})
+    assert not list((tmp_path / "full").rglob("results.json"))
+    monkeypatch.setattr(sweep, "fine_tune", diverge)
+    with pytest.raises(sweep.DivergedError, match="All runs of the sweep failed"):
+        run_search(tmp_path / "full", {"learning_rate": [2e-2, 3e-2]}, flags={"max_steps": 2})
