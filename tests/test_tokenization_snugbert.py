@@ -141,9 +141,9 @@ def test_every_line_of_a_vocabulary_has_the_id_of_bert_tokenizer(tmp_path, words
     assert snugbert.SnugBertTokenizer.from_pretrained(tmp_path).get_vocab() == stock.get_vocab()
 
 
-def test_a_byte_order_mark_is_not_part_of_a_token(tmp_path):
-    (tmp_path / "vocab.txt").write_text(SPECIAL + "a\n", encoding="utf-8-sig")
-    assert snugbert.SnugBertTokenizer(tmp_path / "vocab.txt").get_vocab()["[PAD]"] == 0
+def test_a_byte_order_mark_and_line_ends_are_not_part_of_a_token(tmp_path):
+    (tmp_path / "vocab.txt").write_text(SPECIAL + "a\n", encoding="utf-8-sig", newline="\r\n")
+    assert snugbert.SnugBertTokenizer(tmp_path / "vocab.txt").convert_tokens_to_ids(["[PAD]", "a"]) == [0, 5]
     assert is_uncased(tmp_path / "vocab.txt")
 
 

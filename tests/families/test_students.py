@@ -74,6 +74,7 @@ def test_a_student_equals_its_teacher_without_the_other_layers(family, head, tmp
     [
         (12, 6, "spread", [0, 2, 4, 7, 9, 11]),  # as in `extract.py` of DistilBERT
         (6, 3, "spread", [0, 2, 5]),
+        (12, 4, "spread", [0, 4, 7, 11]),
         (12, 1, "spread", [0]),
         (12, 3, "first", [0, 1, 2]),
         (12, 3, "last", [9, 10, 11]),

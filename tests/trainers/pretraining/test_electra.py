@@ -29,7 +29,7 @@ STOCK_NAMES = {
 @pytest.fixture
 def pair() -> ElectraPair:
     """Embeddings narrower than the discriminator and wider than the generator. Float64, no dropout, large weights."""
-    torch.manual_seed(0)
+    torch.manual_seed(9)  # the generator draws an original token, too
     config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=VOCAB_SIZE, embedding_size=48, initializer_range=0.2)
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     return make_pair(config).double()
@@ -88,7 +88,8 @@ def test_loss_and_gradients_equal_a_plain_reference(pair, layout):
     torch.testing.assert_close(outputs.loss, expected, rtol=1e-10, atol=0)
     is_token = padded_batch["attention_mask"] == 1
     ours = outputs.is_replaced[0] if layout == "packed" else outputs.is_replaced[is_token]
-    assert torch.equal(ours == 1, is_replaced[is_token]) and 0 < int((ours == 1).sum()) < len(ours)
+    assert torch.equal(ours == 1, is_replaced[is_token])
+    assert 0 < is_replaced.sum() < (padded_batch["labels"] != -100).sum()
 
     outputs.loss.backward()
     expected.backward()
