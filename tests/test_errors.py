@@ -1,11 +1,10 @@
 """Counts in messages, and the names of arguments. The tests of the commands cover [`InputError`]."""
 
 import pickle
-import re
 
 import pytest
 
-from snugbert import FineTuningArguments, TextClassification, VocabularyArguments, train_vocabulary
+from snugbert import VocabularyArguments, train_vocabulary
 from snugbert.errors import COMMAND, InputError, format_count
 from snugbert_cli import main
 
@@ -32,16 +31,9 @@ def test_the_command_line_sets_its_form_and_python_has_its_own(tmp_path, monkeyp
     (tmp_path / "text.txt").write_text("a")
     monkeypatch.delenv(COMMAND)
     text = {"train_file": tmp_path / "text.txt", "output_dir": tmp_path / "a", "vocab_size": 3}
-    for call, words in (
-        (lambda: train_vocabulary(VocabularyArguments(**text)), "vocab_size 3 is too small."),
-        (lambda: VocabularyArguments(output_dir="a"), "no text. Pass train_file or dataset_name."),
-        (lambda: TextClassification(max_seq_length=1), "max_seq_length 1 must be at least 3."),
-        (lambda: FineTuningArguments(output_dir="a", fsdp="full_shard"), "fsdp is not supported. Remove the flag: "),
-    ):
-        with pytest.raises(InputError, match=f"^{re.escape(words)}"):
-            call()
-    flags = [argument for name, value in text.items() for argument in (f"--{name}", str(value))]
-    assert main(["vocabulary", *flags]) == 2
+    with pytest.raises(InputError, match="^vocab_size 3 is too small"):
+        train_vocabulary(VocabularyArguments(**text))
+    assert main(["vocabulary", *(word for name, value in text.items() for word in (f"--{name}", str(value)))]) == 2
     assert "error: --vocab_size 3 is too small." in capsys.readouterr().err
 
 

@@ -8,9 +8,8 @@ import time
 
 import psutil
 import pytest
-import torch
 
-from snugbert.shared_cores import USER_CHOICES, measure_others, stop_spinning
+from snugbert.shared_cores import USER_CHOICES, measure_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp on Linux")
 # Prints the processor time of 50 operations with a pause after each: at each load of the machine. Threads that spin
@@ -58,26 +57,6 @@ def test_threads_sleep_while_other_processes_use_the_cores_and_end_before_python
     # Each pause follows the load before it.
     quiet, busy, less_busy, quiet_again, still_quiet = map(float, pauses)
     assert max(busy, less_busy) < 0.2 * min(quiet, quiet_again, still_quiet)
-
-
-def test_threads_end_if_no_more_can_start(monkeypatch):
-    """Otherwise Python would wait for them forever."""
-    start, threads, number = threading.Thread.start, threading.active_count(), torch.get_num_threads()
-
-    def start_one(thread):
-        if threading.active_count() > threads:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_one)
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(RuntimeError, match="can't start"):
-            stop_spinning(3)
-    finally:
-        torch.set_num_threads(number)
-    while threading.active_count() > threads:
-        time.sleep(0.01)
 
 
 def test_the_load_of_others_includes_children_and_excludes_the_process():

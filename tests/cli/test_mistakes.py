@@ -10,7 +10,7 @@ from huggingface_hub.utils import httpx
 from transformers.integrations import integration_utils
 
 from snugbert.cli.device_arguments import DeviceArguments, check_reporters
-from snugbert.errors import InputError, did_you_mean
+from snugbert.errors import InputError
 from snugbert.families.loading import check_repository
 from snugbert_cli import main
 
@@ -49,12 +49,6 @@ RUN = "--model_name_or_path bert --output_dir x"
 def test_mistakes(line, words, folder, capsys):
     assert main(line.split()) == 2
     assert words in capsys.readouterr().err
-
-
-def test_at_most_three_suggestions():
-    flags = ["a_batch_size", "b_batch_size", "longer_batch_size", "the_longest_batch_size", "other"]
-    hint = " Did you mean --a_batch_size or --b_batch_size or --longer_batch_size?"
-    assert did_you_mean("batch_size", flags, prefix="--") == hint
 
 
 def test_a_reporter_that_is_not_installed_is_refused(monkeypatch):

@@ -97,6 +97,20 @@ def test_null_is_bad_text_in_parquet_and_in_datasets(tmp_path):
         assert list(read(log)) == [["one"], ["two"]] and log.left_out == 1
 
 
+def test_bad_rows_of_a_dataset_are_one_error(tmp_path):
+    """The datasets library cannot skip them."""
+    file, text = tmp_path / "data/train.jsonl", TextArguments(dataset_name=str(tmp_path / "data"), on_bad_text="skip")
+    file.parent.mkdir()
+    for row in (b'{"text": "b\xffd"}', b'{"te'):
+        file.write_bytes(b'{"text": "fine"}\n' + row)
+        with pytest.raises(InputError, match=r"dataset .*data, after row [01]: .* --train_file with --on_bad_text sk"):
+            list(read_dataset_documents(text, ReadingLog("skip")))
+    file.write_bytes(b'{"text": 5}\n{"text": 6}\n')
+    log = ReadingLog("skip")
+    assert list(read_dataset_documents(text, log)) == []
+    assert (log.left_out, log.position) == (2, 2)
+
+
 def test_a_damaged_parquet_file_is_named(tmp_path):
     file = tmp_path / "text.parquet"
     for checksum, changed, words in (

@@ -40,13 +40,15 @@ def test_every_format_gives_the_same_rows(tmp_path, name, content, first_row, su
 
 
 def test_a_comma_in_the_header_separates_unless_it_is_quoted(tmp_path):
-    for content in ('"a, b";c\n1,5;2\n', '"a, b",c\n"1,5",2\n', '"a, b"\tc\n"1,5"\t2\n'):
+    for content, row in (
+        ('"a, b";c\n1,5;2\n', {"a, b": "1,5", "c": "2"}),
+        ('"a, b",c\n"1,5",2\n', {"a, b": "1,5", "c": "2"}),
+        ('"a, b"\tc\n"1,5"\t2\n', {"a, b": "1,5", "c": "2"}),
+        ("a;b,c;d\n1;2,3;4\n", {"a;b": "1;2", "c;d": "3;4"}),
+        ('"a\nb",c\n1,2\n', {"a\nb": "1", "c": "2"}),  # the first row has two lines
+    ):
         (tmp_path / "a.csv").write_text(content)
-        assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a, b": "1,5", "c": "2"})]
-    (tmp_path / "a.csv").write_text("a;b,c;d\n1;2,3;4\n")
-    assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a;b": "1;2", "c;d": "3;4"})]
-    (tmp_path / "a.csv").write_text('"a\nb",c\n1,2\n')  # the first row has two lines
-    assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a\nb": "1", "c": "2"})]
+        assert list(read_rows(tmp_path / "a.csv")) == [(2, row)]
 
 
 @pytest.mark.parametrize("header", ["a", '"a"', '"a, b"', "\na"])

@@ -105,25 +105,14 @@ def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path,
     assert alone["baselines"]["mlm_loss"] < ours["baselines"]["mlm_loss"] and alone["examples"] == 9
 
 
-OTHERS = {  # FNet ignores the attention mask
-    "fnet": (transformers.FNetForMaskedLM, transformers.FNetConfig, SIZE),
-    "distilbert": (
-        transformers.DistilBertForMaskedLM,
-        transformers.DistilBertConfig,
-        {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", ["roberta", "electra", "distilbert", "bert", "fnet"])
+@pytest.mark.parametrize("kind", ["roberta", "electra", "bert", "fnet"])
 def test_other_models(kind, files, tmp_path):
     """Padding changes nothing: single examples, with the loss that the model computes, give the same scores."""
-    if kind in OTHERS:
+    if kind == "fnet":  # ignores the attention mask
         tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
         tokenizer.save_pretrained(tmp_path / "model")
-        model_class, config_class, size = OTHERS[kind]
-        config = config_class(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **size)
-        make(model_class, config).save_pretrained(tmp_path / "model")
+        config = transformers.FNetConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **SIZE)
+        make(transformers.FNetForMaskedLM, config).save_pretrained(tmp_path / "model")
     else:
         write_checkpoint(tmp_path / "model", kind)
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()

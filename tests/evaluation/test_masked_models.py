@@ -52,16 +52,13 @@ def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
         args.attn_implementation = "eager"
         return load_masked_model(args)[0].config
 
-    config = load("layer_norm_eps=0.5,hidden_dropout_prob=0.1")
-    assert config._attn_implementation == "eager"
+    config = load("layer_norm_eps=0.5,hidden_dropout_prob=0.1,eos_token_id=-1")
+    assert config._attn_implementation == "eager" and type(config.eos_token_id) is int
     assert (config.layer_norm_eps, config.hidden_dropout_prob) == (0.5, 0.1)
-    assert load("hidden_dropout_prob=1e-2").hidden_dropout_prob == 0.01
-    assert type(load("eos_token_id=-1").eos_token_id) is int
-    for overrides, reason in {
-        "unknown=1": "with unknown=1: key unknown isn't",
-        "layer_norm_eps": "expected name=value, found 'layer_norm_eps'",
-        "hidden_size=wide": "with hidden_size=wide: .*'wide'",
-    }.items():
+    for overrides, reason in (
+        ("unknown=1", "with unknown=1: key unknown isn't"),
+        ("layer_norm_eps", "expected name=value, found 'layer_norm_eps'"),
+    ):
         with pytest.raises(InputError, match=reason):
             load(overrides)
 
@@ -95,18 +92,16 @@ def test_minimal_pairs_need_a_mask_token_only(tmp_path):
 
 
 def test_models_that_cannot_be_scored(tmp_path, minilm):
-    sizes = {name: SIZE[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
-    small = transformers.DebertaV2Config(vocab_size=50, **sizes)
-    for name, model in {
-        "discriminator": transformers.ElectraForPreTraining(transformers.ElectraConfig(vocab_size=200, **SIZE)),
-        "gpt": transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=200, n_embd=32, n_layer=1, n_head=2)),
-        "small": transformers.DebertaV2ForMaskedLM(small),
-        "damaged": transformers.DebertaV2ForMaskedLM(small),
-    }.items():
-        model.save_pretrained(tmp_path / name)
+    for name, model_class, config in (
+        ("discriminator", transformers.ElectraForPreTraining, transformers.ElectraConfig(vocab_size=200, **SIZE)),
+        ("gpt", transformers.GPT2LMHeadModel, transformers.GPT2Config(vocab_size=200, n_embd=32, n_layer=1, n_head=2)),
+        ("small", transformers.DebertaV2ForMaskedLM, transformers.DebertaV2Config(vocab_size=50, **SIZE)),
+        ("damaged", transformers.DebertaV2ForMaskedLM, transformers.DebertaV2Config(vocab_size=50, **SIZE)),
+    ):
+        model_class(config).save_pretrained(tmp_path / name)
         make_tokenizer("bert").save_pretrained(tmp_path / name)
-    small.hidden_size = 48
-    small.save_pretrained(tmp_path / "damaged")
+    config.hidden_size = 48
+    config.save_pretrained(tmp_path / "damaged")
     for folder, words in (
         (tmp_path / "discriminator", "cls.predictions"),
         (minilm, "has no weights for cls.predictions."),  # no head

@@ -106,5 +106,5 @@ def test_files_with_the_same_name_are_paradigms_of_their_own(tmp_path):
 def test_scores_that_are_not_finite(tmp_path):
     model, tokenizer = make_model("snugbert")
     torch.nn.init.constant_(model.get_output_embeddings().bias, torch.nan)
-    with pytest.raises(InputError, match="scores are NaN or infinite"):
+    with pytest.raises(InputError, match="NaN or infinite"):
         score_pairs(model, tokenizer, [MinimalPair("the cat", "the dog", "a", "a", None, tmp_path, 1)])

@@ -70,10 +70,8 @@ TITLES = [{"title": text} for text in TEXTS]
     [
         map(str.upper, TEXTS),
         np.array(TEXTS),
-        pd.Series(TEXTS),
         Dataset.from_list(TITLES)["title"],
         pd.DataFrame(TITLES, index=range(7, 7 + len(TITLES))),
-        Dataset.from_list(TITLES).with_format("torch"),
         Dataset.from_list(TITLES).with_format("pandas"),
         Dataset.from_list(TITLES).to_iterable_dataset(),
         [*TEXTS[:5], *TITLES[5:]],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
-from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
+from transformers import BertConfig, BertForQuestionAnswering
 
 from snugbert import SnugBertConfig, SnugBertForQuestionAnswering, SnugBertTokenizer
 from snugbert.prediction.predictor import Predictor, QuestionAnswerer
@@ -162,11 +162,5 @@ def test_questions_and_contexts_that_are_refused(question, context, message, tok
     answerer = QuestionAnswerer(handmade({}, {}), tokenizer, max_query_length=6)
     with pytest.raises(ValueError, match=message):
         answerer(question, context)
-
-
-def test_models_that_are_refused(tokenizer):
-    classifier = random_model(BertForSequenceClassification, BertConfig)
-    with pytest.raises(ValueError, match="model: a BertForSequenceClassification does not fit the task Quest"):
-        QuestionAnswerer(classifier, tokenizer)
     with pytest.raises(ValueError, match="tokenizer is missing"):
         QuestionAnswerer(handmade({}, {}))

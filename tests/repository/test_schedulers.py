@@ -129,22 +129,21 @@ def test_slurm_starts_each_machine(tmp_path, monkeypatch, machines):
         assert training.max_steps == 9
 
 
-@pytest.mark.parametrize(
-    ("job", "expected"),
-    [
-        pytest.param({"statuses": (1, 0)}, (0, 2, False), id="a process fails once"),
-        pytest.param({"statuses": (1, 1, 1)}, (1, 3, False), id="a wrong argument"),
-        pytest.param({"statuses": (1, 1, 1), "seconds": 600}, (0, 3, True), id="a machine that always fails"),
-        pytest.param({"statuses": (1, 1, 1), "restarts": 1}, (0, 3, True), id="the same after a restart"),
-        pytest.param({"statuses": (1, 1, 1), "restarts": 100}, (1, 3, False), id="after many restarts"),
-        pytest.param({"statuses": (1,), "seconds": 600, "time_left": "4:59"}, (0, 1, True), id="the time is over"),
-        pytest.param({"machines": 3}, (2, 0, False), id="a batch that cannot be divided"),
-    ],
-)
-def test_slurm_tries_again(tmp_path, job, expected):
-    status, commands, requeued = run_slurm_job(tmp_path, **job)
-    tries = len([command for command in commands if command[1:3] == ["--node-rank", "0"]])
-    assert (status, tries, requeued) == expected
+def test_slurm_tries_again(tmp_path):
+    for job, expected in (
+        ({"statuses": (1, 0)}, (0, 2, False)),  # a process fails once
+        ({"statuses": (1, 1, 1)}, (1, 3, False)),  # a wrong argument
+        ({"statuses": (1, 1, 1), "seconds": 600}, (0, 3, True)),  # a machine that always fails
+        ({"statuses": (1, 1, 1), "restarts": 1}, (0, 3, True)),
+        ({"statuses": (1, 1, 1), "restarts": 100}, (1, 3, False)),
+        ({"statuses": (1,), "seconds": 600, "time_left": "4:59"}, (0, 1, True)),  # the time is over
+        ({"machines": 3}, (2, 0, False)),  # a batch that cannot be divided
+    ):
+        for file in ("commands", "requeued"):
+            (tmp_path / file).unlink(missing_ok=True)
+        status, commands, requeued = run_slurm_job(tmp_path, **job)
+        tries = len([command for command in commands if command[1:3] == ["--node-rank", "0"]])
+        assert (status, tries, requeued) == expected, job
 
 
 @pytest.mark.parametrize("machines", [1, 2])

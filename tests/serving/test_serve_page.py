@@ -61,18 +61,16 @@ def read(file):
 def test_text_embeddings_inference_finds_what_it_needs(exports, name, to):
     folder = exports / f"{name}-{to}"
     config = read(folder / "config.json")
-    assert config["model_type"] == "bert" and config["max_position_embeddings"] == 512
     needed = {"hidden_size", "num_hidden_layers", "vocab_size", "hidden_act", "hidden_dropout_prob", "type_vocab_size"}
-    assert needed | {"initializer_range", "layer_norm_eps"} <= config.keys() and config["pad_token_id"] == 0
-    assert (folder / "tokenizer.json").exists()
-    classifies = config["architectures"][0].endswith("Classification")
-    assert classifies == (name != "encoder")
-    if classifies:
-        assert list(config["id2label"].values()) == {"sst2": ["LABEL_0", "LABEL_1"], "reranker": ["LABEL_0"]}[name]
-    else:
+    assert needed | {"initializer_range", "layer_norm_eps"} <= config.keys() and (folder / "tokenizer.json").exists()
+    assert (config["model_type"], config["max_position_embeddings"], config["pad_token_id"]) == ("bert", 512, 0)
+    assert config["architectures"][0].endswith("Classification") == (name != "encoder")
+    if name == "encoder":
         pooling = read(folder / "1_Pooling/config.json")
         assert pooling["pooling_mode_mean_tokens"] is True and pooling["pooling_mode_cls_token"] is False
         assert read(folder / "config_sentence_transformers.json")["prompts"]["query"] == "question: "
+    else:
+        assert list(config["id2label"].values()) == {"sst2": ["LABEL_0", "LABEL_1"], "reranker": ["LABEL_0"]}[name]
     if name != "sst2":
         assert read(folder / "sentence_bert_config.json") == {"max_seq_length": 128, "do_lower_case": False}
     if to == "onnx":
@@ -81,7 +79,7 @@ def test_text_embeddings_inference_finds_what_it_needs(exports, name, to):
         assert model.opset_import[0].version <= 22 and model.ir_version <= 10
         inputs = {put.name: put.type.tensor_type.elem_type for put in model.graph.input}
         assert inputs == dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), onnx.TensorProto.INT64)
-        assert [put.name for put in model.graph.output] == ["logits" if classifies else "last_hidden_state"]
+        assert [put.name for put in model.graph.output] == ["last_hidden_state" if name == "encoder" else "logits"]
 
 
 def test_vllm_finds_what_it_needs(exports):

@@ -170,10 +170,3 @@ def test_init_refuses_what_contradicts_or_cannot_be_extended(tmp_path, small_che
     with pytest.raises(InputError, match=message):
         train(tmp_path / "new", "--init", small_checkpoint, *text, *arguments)
     assert not list(tmp_path.glob("new/*"))
-
-
-def test_init_extends_a_tokenizer_without_a_model(tmp_path, small_checkpoint):
-    (small_checkpoint / "config.json").unlink()
-    text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
-    assert len(train(tmp_path / "new", "--init", small_checkpoint, *text)) == 80
-    assert not (tmp_path / "new/config.json").exists()

@@ -3,19 +3,27 @@
 import pickle
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pytest
 from prepared import content, prepare
+from safetensors.numpy import load, save
 
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.corpus.part_files import make_index, write_index
 from snugbert.errors import InputError
 
 
-def test_datasets_opens_the_parts(data_dir, tmp_path, tokenizer):
-    corpus = prepare(tmp_path, tokenizer, data_dir / "wikitext2/valid.docs.txt.gz")
+def test_datasets_opens_the_parts_and_the_index_counts_what_they_contain(data_dir, tmp_path, tokenizer, small_blocks):
+    corpus = prepare(tmp_path, tokenizer, data_dir / "wikitext2/valid.docs.txt.gz", num_workers=1)
+    documents, counts = content(corpus), corpus.counts
+    sentences = [sentence for document in documents for sentence in document]
+    assert len(counts.tokens) == len(corpus.blocks) > 5
+    assert [corpus.num_documents, corpus.num_sentences] == [len(documents), len(sentences)]
+    assert counts.sentence_lengths.tolist() == np.bincount([*map(len, sentences)]).tolist()
+    assert counts.token_ids.tolist() == np.bincount(np.concatenate(sentences)).tolist()
     rows = datasets.Dataset.from_file(str(tmp_path / "part-00000-of-00001.arrow"))
-    assert rows["sentences"][:] == content(corpus)
+    assert rows["sentences"][:] == documents
 
 
 def test_a_data_worker_does_not_verify_again(small, words_tokenizer):
@@ -54,3 +62,22 @@ def test_metadata_of_another_form_is_refused(small, words_tokenizer, change):
     with pytest.raises(InputError, match="--overwrite_output_dir"):
         prepare(small.folder, words_tokenizer, small.text, language=None)
     assert content(prepare(small.folder, words_tokenizer, small.text, language=None, replace=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tokens", lambda tokens: tokens[:-1]),  # a block less
+        ("tokens", lambda tokens: tokens * 0),
+        ("offsets", lambda offsets: offsets[::-1].copy()),
+        ("lengths", lambda lengths: lengths - 100),
+        ("offsets", None),
+    ],
+)
+def test_an_inconsistent_index_is_a_clear_error(small, words_tokenizer, name, change):
+    index = small.file.with_suffix(".index")
+    arrays = load(index.read_bytes())
+    values = arrays.pop(name)
+    index.write_bytes(save(arrays | ({name: change(values)} if change else {})))
+    with pytest.raises(InputError, match=r"part-00000-of-00001\.index is damaged .* Remove this file and prepare"):
+        open_corpus(small.folder, words_tokenizer)
