@@ -31,7 +31,7 @@ def test_the_command_line_sets_its_form_and_python_has_its_own(tmp_path, monkeyp
     (tmp_path / "text.txt").write_text("a")
     monkeypatch.delenv(COMMAND)
     text = {"train_file": tmp_path / "text.txt", "output_dir": tmp_path / "a", "vocab_size": 3}
-    with pytest.raises(InputError, match="^vocab_size 3 is too small"):
+    with pytest.raises(InputError, match=r"^vocab_size 3 is too small\."):
         train_vocabulary(VocabularyArguments(**text))
     assert main(["vocabulary", *(word for name, value in text.items() for word in (f"--{name}", str(value)))]) == 2
     assert "error: --vocab_size 3 is too small." in capsys.readouterr().err

@@ -54,14 +54,13 @@ def test_the_table_of_precisions(monkeypatch, device, given, expected):
 
 @pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
 def test_flags_launcher_and_python_choose_the_precision(tmp_path, monkeypatch, arguments_class):
-    config = tmp_path / "run.yaml"
-    config.write_text("bf16: true\n")
+    (tmp_path / "run.yaml").write_text("bf16: true\n")
 
     def parse(*flags: str) -> DeviceArguments:
         argv = ["--output_dir", str(tmp_path), "--use_cpu", *flags]
         return parse_arguments((arguments_class,), argv, prog="snugbert", description="")[0]
 
-    in_file = ["--config", str(config)]
+    in_file = ["--config", str(tmp_path / "run.yaml")]
     for flags, bf16 in (([], False), (["--bf16"], True), (in_file, True), ([*in_file, "--bf16", "false"], False)):
         args = parse(*flags)
         assert (args.bf16, args.mixed_precision) == (bf16, "bf16" if bf16 else "no")
@@ -79,10 +78,9 @@ def test_the_cpu_keeps_float32(tmp_path, monkeypatch):
     assert args.precision == "float32" and not args.uses_cuda
     args.use_cpu = False
     assert args.uses_cuda
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # `accelerate launch --use_cpu`
-    assert not args.uses_cuda
-    monkeypatch.delenv("ACCELERATE_USE_CPU")
-    # A machine without a GPU
+    with monkeypatch.context() as context:
+        context.setenv("ACCELERATE_USE_CPU", "true")  # `accelerate launch --use_cpu`
+        assert not args.uses_cuda
     fake_gpu(monkeypatch, CPU)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     for bf16 in (True, False, None):

@@ -51,16 +51,13 @@ def test_unsupported_yaml_is_refused(text, message, tmp_path):
         parse(text, tmp_path / "run.yaml")
 
 
-@pytest.mark.parametrize(
-    ("line", "warns"),
-    [("trust_remote_code: true", True), ("trust-remote-code: True", True), ("trust_remote_code: no", False)],
-)
-def test_a_file_that_trusts_remote_code_gives_a_warning(line, warns, tmp_path, caplog):
-    (tmp_path / "run.yaml").write_text(f"{line}\ntokenizer_name: x\n")
-    argv = ["--config", str(tmp_path / "run.yaml")]
-    (arguments,) = parse_arguments((TokenizerArguments,), argv, "snugbert test", "A test.")
-    assert arguments.trust_remote_code == warns
-    assert ("run.yaml sets trust_remote_code: code from the Hub will run" in caplog.text) == warns
+def test_a_file_that_trusts_remote_code_gives_a_warning(tmp_path, caplog):
+    file = tmp_path / "run.yaml"
+    for line, warns in (("trust_remote_code: no", False), ("trust-remote-code: True", True)):
+        file.write_text(f"{line}\ntokenizer_name: x\n")
+        (arguments,) = parse_arguments((TokenizerArguments,), ["--config", str(file)], "snugbert test", "A test.")
+        assert arguments.trust_remote_code == warns
+        assert ("run.yaml sets trust_remote_code: code from the Hub will run" in caplog.text) == warns
 
 
 def test_a_url_where_only_a_local_folder_works_is_refused():

@@ -127,7 +127,6 @@ def test_invalid_tags(tmp_path, caplog):
     splits = read(tmp_path, good, bad, on_bad_tag="repair")
     assert all_tags(splits["validation"])[2:] == [["O", "B-LOC", "I-LOC"], ["B-PER", "B-LOC"]]
     assert "(2 such tags). All invalid tags are repaired." in caplog.messages[-1]
-    # A tag can be valid in one scheme and invalid in another.
     iob1 = "a I-PER\nb I-PER\n\nc I-PER\nd B-PER\n"
     assert all_tags(read(tmp_path, iob1)["train"]) == [["B-PER", "I-PER"], ["B-PER", "B-PER"]]
     with pytest.raises(InputError, match=r"line 1: tag 'I-PER' is invalid in BIO here\. "):

@@ -54,11 +54,7 @@ def test_packed_features_have_the_loss_of_padded_ones(task):
     assert (padded["attention_mask"] == 0).any()
     packed = pack(make_features(task))
     assert packed["input_ids"].shape == (1, int(padded["attention_mask"].sum()))
-    expected, loss = model(**padded).loss, model(**packed).loss
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    words = model.bert.embeddings.word_embeddings.weight
-    gradients = [torch.autograd.grad(value, words)[0] for value in (loss, expected)]
-    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
+    assert model(**packed).loss.item() == pytest.approx(model(**padded).loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("task", HEADS)
@@ -108,9 +104,8 @@ def test_a_packed_batch_by_hand():
     batch = pack(nested)
     assert batch["labels"].dtype == torch.float32 and batch["labels"].tolist() == [2.5, 1.0]
     assert batch["next_sentence_label"].dtype == torch.int64 and batch["next_sentence_label"].tolist() == [1, 0]
-    # Weights of examples, for a Trainer with its own loss.
-    batch = pack([{"input_ids": [5] * (number + 1), "weight": number / 2} for number in range(3)])
-    assert batch["weight"].tolist() == [0, 0.5, 1]
+    weights = [{"input_ids": [5], "weight": weight} for weight in (0, 0.5)]  # for a Trainer with its own loss
+    assert pack(weights)["weight"].tolist() == [0, 0.5]
     batch = pack([{"input_ids": [[5, 6], [7, 0]], "attention_mask": [[1, 1], [1, 0]], "labels": 1}])
     assert batch["num_choices"] == 2 and batch["labels"].tolist() == [1]
     assert batch["input_ids"].tolist() == [[5, 6, 7]] and batch["cu_seq_lens_q"].tolist() == [0, 2, 3]

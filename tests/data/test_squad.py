@@ -86,14 +86,14 @@ def test_several_files_and_limits(tmp_path):
 
 def test_find_answer_ignores_white_space():
     context = "In  1066\n William came "
-    assert find_answer(context, "1066", 4) == (4, 8)
-    assert find_answer(context, " 1066 ", 3) == (4, 8)  # the position includes the spaces
-    assert find_answer(context, " 1066", 4) == (4, 8)  # or only some of them
-    assert find_answer(context, "1066 William", 4) == (4, 17)  # the answer has a space for the line break
-    assert find_answer(context, "1067", 4) is None
-    assert find_answer(context, "1066", 5) is None
-    assert find_answer(context, "In", -1) is None
-    assert find_answer(context, "In", 99) is None
+    for text, start, found in (
+        ("1066", 4, (4, 8)),
+        (" 1066 ", 3, (4, 8)),  # the position includes the spaces
+        (" 1066", 4, (4, 8)),  # or only some of them
+        ("1066 William", 4, (4, 17)),  # the answer has a space for the line break
+        *(("1067", 4, None), ("1066", 5, None), ("In", -1, None), ("In", 99, None)),
+    ):
+        assert find_answer(context, text, start) == found
 
 
 QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"text": ["anna"], "answer_start": [5]}}

@@ -101,14 +101,6 @@ def test_class_labels_of_a_dataset_become_names():
     assert [(row, values["label"], values["tags"]) for row, values in rows] == expected
 
 
-def test_a_dataset_with_text_that_is_not_utf_8():
-    """Parquet can contain any bytes."""
-    texts = pyarrow.array([b"fine", b"half \xed\xa0\xbd"], pyarrow.binary())
-    strings = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
-    with pytest.raises(InputError, match=r"the dataset, row 2: not UTF-8 \(.*\)\. Convert the file to UTF-8"):
-        list(read_rows(Dataset(pyarrow.table({"text": strings}))))
-
-
 def test_a_header_is_recognized_by_its_last_column(tmp_path):
     columns = ("id", "text")
     for name, content in (("with.tsv", "id\ttext\n1\ta\n"), ("without.tsv", "1\ta\n")):

@@ -68,14 +68,10 @@ def score(folder, *flags):
     return json.loads((folder / "out/results.json").read_text())
 
 
-def test_random_weights_are_the_same_for_a_seed_and_data_is_named_after_its_folders(folder):
-    for name in ("a", "b"):
-        (folder / name).mkdir()
-        (folder / name / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
-    flags = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--pairs_file", folder / "*/pairs.jsonl"]
-    first, second = (score(folder, *flags, "--config_overrides", "initializer_range=0.5") for _ in range(2))
-    assert first["minimal_pairs"]["paradigms"] == second["minimal_pairs"]["paradigms"]
-    assert first["minimal_pairs"]["dataset"] == "a, b"
+def test_random_weights_are_the_same_for_a_seed(folder):
+    flags = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--config_overrides"]
+    first, second = (score(folder, *flags, "initializer_range=0.5")["minimal_pairs"] for _ in range(2))
+    assert first["paradigms"] == second["paradigms"]
 
 
 def test_bf16_gives_nearly_the_same_scores(folder):

@@ -72,18 +72,15 @@ def score(model, tokenizer, files, **arguments):
 
 
 @pytest.mark.parametrize("head", ["ForPreTraining", "ForMaskedLM"])
-def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path, capsys):
+def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path):
     """With pairs and with full sentences. The same digits as `snugbert pretrain`."""
     no_nsp = head == "ForMaskedLM"
     arguments = {"train_file": files / "train.txt", "validation_file": files / "held_out.txt", "no_nsp": no_nsp}
     arguments |= {"model_name_or_path": files / "model", "max_seq_length": LENGTH, "cache_dir": files / "cache"}
     assert run(arguments | {"output_dir": tmp_path / "pretrain", "do_eval": True, "use_cpu": True}) == 0
     expected = json.loads((tmp_path / "pretrain/eval_results.json").read_text())
-    comparison = capsys.readouterr().out.splitlines()
     ours = evaluate(files, tmp_path, files / "model", train_file=files / "train.txt", no_nsp=no_nsp)
-    seconds, printed = ours.pop("seconds"), capsys.readouterr().out
-    table = [line for line in comparison if line.startswith(("| masked", "| sentence pair"))]
-    assert len(table) == (2 if no_nsp else 4) and all(line in printed for line in table) and seconds > 0
+    assert ours.pop("seconds") > 0
     entries = yaml.safe_load((tmp_path / "scores/card_metadata.yaml").read_text())["model-index"][0]["results"]
     values = [metric["value"] for entry in entries for metric in entry["metrics"]]
     expected_values = [ours["metrics"][name] for name in PRETRAINING_HUB_METRICS if name in ours["metrics"]]

@@ -24,8 +24,9 @@ def test_a_saved_model_predicts_the_same_tokens(architecture, tmp_path):
     loaded, _ = load_masked_model(ModelArguments(model_name_or_path=str(tmp_path)))
     in_family = architecture in ("bert", "roberta", "electra")
     assert isinstance(loaded, SnugBertForMaskedLM if in_family else type(model)) and not loaded.training
-    assert max_tokens(loaded, tokenizer) == max_tokens(model, tokenizer)
-
+    longest = max_tokens(loaded, tokenizer)
+    assert longest == {"roberta": 64, "distilbert": 512}.get(architecture, 66)  # RoBERTa reserves two positions
+    predict_tokens(model, torch.full((1, longest), 7), torch.tensor([1]))
     input_ids = torch.randint(5, len(tokenizer), (4, 7))
     positions = torch.tensor([1, 5, 3, 1])
     shapes = []
@@ -63,20 +64,14 @@ def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
             load(overrides)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_longest_input_that_a_model_takes(architecture):
-    model, tokenizer = make_model(architecture)
-    longest = max_tokens(model, tokenizer)
-    assert longest == {"roberta": 64, "distilbert": 512}.get(architecture, 66)  # RoBERTa reserves two positions
-    predict_tokens(model, torch.full((1, longest), 7), torch.tensor([1]))
-    tokenizer.model_max_length = 20
-    assert max_tokens(model, tokenizer) == 20
-    # Relative positions leave the limit to the tokenizer.
+def test_relative_positions_leave_the_longest_input_to_the_tokenizer():
     relative = {"position_embedding_type": "relative", "position_buckets": 8}
+    tokenizer = make_tokenizer("bert")
     model = SnugBertForMaskedLM(SnugBertConfig(vocab_size=len(tokenizer), **SIZE, **relative)).eval()
-    tokenizer.model_max_length = 512
-    assert max_tokens(model, tokenizer) == 512
-    predict_tokens(model, torch.full((1, 512), 7), torch.tensor([511]))
+    for length in (20, 512):
+        tokenizer.model_max_length = length
+        assert max_tokens(model, tokenizer) == length
+        predict_tokens(model, torch.full((1, length), 7), torch.tensor([length - 1]))
 
 
 def test_minimal_pairs_need_a_mask_token_only(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from masked_models import ARCHITECTURES, TEXTS, make_model, make_tokenizer
+from masked_models import ARCHITECTURES, TEXTS, make_model
 
 from snugbert.evaluation import pseudo_likelihood
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
@@ -72,10 +72,3 @@ def test_scores_do_not_depend_on_the_batch(monkeypatch):
     found = score_sentences(model, sentences[::-1], tokenizer.mask_token_id)
     for variant in VARIANTS:
         np.testing.assert_allclose(found[variant][::-1], expected[variant], rtol=3e-6)
-
-
-def test_words_are_the_tokenizers():
-    tokenizer = make_tokenizer("bert")
-    (sentence,) = encode_sentences(["It's cats."], tokenizer)
-    assert tokenizer.convert_ids_to_tokens(sentence.ids) == ["[CLS]", "i", "##t", "'", "s", "cats", ".", "[SEP]"]
-    assert sentence.words == (None, 0, 0, 1, 2, 3, 4, None)

@@ -32,6 +32,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import family_checkpoints
 import numpy as np
 import pandas
 import pyarrow
@@ -184,14 +185,11 @@ def read_tokenizer(folder: Path, mutated: Path) -> None:
 
 def write_model(folder: Path) -> None:
     """Writes the model, and the same in shards."""
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    sizes |= {"vocab_size": len(TOKENS), "max_position_embeddings": 64}
     more = {"document_windows": {"max_seq_length": 32, "doc_stride": 8}, "thresholds": {"yes": 0.4}}
-    config = snugbert.SnugBertConfig(id2label={0: "no", 1: "yes"}, text_columns=["text"], **sizes, **more)
-    model = snugbert.SnugBertForSequenceClassification(config)
-    model.save_pretrained(folder)
-    model.save_pretrained(folder / "shards", max_shard_size="5KB")
-    make_tokenizer().save_pretrained(folder)
+    more |= {"id2label": {0: "no", 1: "yes"}, "text_columns": ["text"]}
+    family_checkpoints.write_checkpoint(folder, "bert", "ForSequenceClassification", **more)
+    model = snugbert.SnugBertForSequenceClassification.from_pretrained(folder)
+    model.save_pretrained(folder / "shards", max_shard_size="20KB")
     (folder / "rows.jsonl").touch()
 
 

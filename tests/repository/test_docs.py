@@ -101,21 +101,6 @@ def test_the_index_has_every_decision():
     assert sorted(index) == sorted(files)
 
 
-def test_the_reference_has_every_file_of_an_output_folder():
-    """Every file name in the sources of the commands, except the two that `snugbert vocabulary` only removes."""
-    names = {
-        name
-        for folder in ("trainers", "evaluation")
-        for file in (ROOT / "snugbert" / folder).rglob("*.py")
-        for name in re.findall(
-            r"(?<!examples/)(?<!-)\b[A-Za-z]\w*\.(?:png|json|md|yaml)\b", file.read_text(encoding="utf-8")
-        )
-    }
-    page = PAGES["docs/reference/output-folders.md"]
-    missing = {name for name in names - {"special_tokens_map.json", "added_tokens.json"} if f"`{name}`" not in page}
-    assert "learning_curve.png" in names and not missing
-
-
 def test_the_readme_names_every_command():
     readme = PAGES["README.md"]
     assert len(readme.splitlines()) <= 150

@@ -86,43 +86,35 @@ def test_limits_of_words_characters_and_counts(monkeypatch):
     assert len(words) <= 100 and words.most_common(2) == [("often", 5000), ("seldom", 1667)]
 
 
-def test_tokens_equal_the_librarys_wordpiece(data_dir: Path, some_text: Path):
-    vocab_size = 4000
+OPTIONS = {"min_frequency": 2, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False, "vocab_size": 4000}
+
+
+def test_tokens_equal_the_librarys_wordpiece(data_dir: Path, some_text: Path, bpe_folders):
     text = list(read_lines([some_text]))
     held_out = list(islice(read_lines([data_dir / "wiki_en" / "validation.txt.gz"]), 200))
     library = Tokenizer(WordPiece(unk_token="[UNK]"))
     library.normalizer, library.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
-    options = {"min_frequency": 2, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
-    library.train_from_iterator(text, WordPieceTrainer(vocab_size=vocab_size, **options))
-
-    words = count_words(text, SnugBertTokenizer())
-    tokens, merges = learn_tokens(words, vocab_size)
-    assert len(tokens) == len(set(tokens)) == library.get_vocab_size() == vocab_size
+    library.train_from_iterator(text, WordPieceTrainer(**OPTIONS))
+    tokens, _ = learn_tokens(count_words(text, SnugBertTokenizer()), 4000)
+    assert len(tokens) == len(set(tokens)) == library.get_vocab_size() == 4000
+    ours = make_tokenizer("wordpiece", tokens), AutoTokenizer.from_pretrained(bpe_folders["bpe"])
     lengths = [
-        sum(len(encoding) for encoding in tokenizer.encode_batch(held_out, add_special_tokens=False))
-        for tokenizer in (
-            library,
-            make_tokenizer("wordpiece", tokens).backend_tokenizer,
-            make_tokenizer("bpe", tokens, merges).backend_tokenizer,
-        )
+        sum(map(len, tokenizer.encode_batch(held_out, add_special_tokens=False)))
+        for tokenizer in (library, *(each.backend_tokenizer for each in ours))
     ]
     assert lengths[1] == pytest.approx(lengths[0], rel=0.001)  # only ties may differ
     assert lengths[2] == pytest.approx(lengths[0], rel=0.01)  # same tokens, but words are split differently
+    assert ours[1].get_vocab() == ours[0].get_vocab()
 
 
-def test_tokens_equal_the_librarys_byte_level_bpe(some_text: Path):
-    text = list(read_lines([some_text]))
+def test_tokens_equal_the_librarys_byte_level_bpe(some_text: Path, bpe_folders):
     library = Tokenizer(BPE())
     library.pre_tokenizer = ByteLevel(add_prefix_space=True)
-    options = {"min_frequency": 2, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
-    trainer = BpeTrainer(vocab_size=4000, initial_alphabet=ByteLevel.alphabet(), **options)
-    library.train_from_iterator(text, trainer)
-    expected = json.loads(library.to_str())["model"]
-
-    words = count_words(text, make_tokenizer("byte-bpe", tokenize_chinese_chars=False))
-    tokens, merges = learn_tokens(words, 4000, kind="byte-bpe")
-    assert {piece: index for index, piece in enumerate(tokens)} == expected["vocab"]
-    assert merges == [tuple(merge) for merge in expected["merges"]]
+    trainer = BpeTrainer(initial_alphabet=ByteLevel.alphabet(), **OPTIONS)
+    library.train_from_iterator(read_lines([some_text]), trainer)
+    models = json.loads((bpe_folders["byte-bpe"] / "tokenizer.json").read_text()), json.loads(library.to_str())
+    for name in ("vocab", "merges"):
+        assert models[0]["model"][name] == models[1]["model"][name]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
