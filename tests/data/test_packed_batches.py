@@ -57,29 +57,14 @@ def test_packed_features_have_the_loss_of_padded_ones(task):
     assert model(**packed).loss.item() == pytest.approx(model(**padded).loss.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("task", HEADS)
-def test_padding_inside_of_features_is_dropped(task):
-    """Padding on both sides. Token labels are dropped, and answer positions are adjusted."""
-    features = make_features(task)
-    expected = pack(features)
-    for number, feature in enumerate(features):
-        for name in (*INPUTS, "labels"):
-            values = feature.get(name)
-            if task == "choices" and name != "labels":
-                feature[name] = [[0] * number + choice + [0] * (99 - len(choice)) for choice in values]
-            elif values is not None:
-                padding = -100 if name == "labels" else 0
-                feature[name] = np.array([padding] * number + values + [padding] * 3)
-        for name in ("start_positions", "end_positions"):
-            if name in feature:
-                feature[name] += number
-    packed = pack(features)
-    if task == "answers":  # no answer: the position stays beyond the sequence
-        for batch in (expected, packed):
-            batch["start_positions"][5] = batch["end_positions"][5] = 999
-    assert packed.keys() == expected.keys()
-    for name, values in expected.items():
-        assert torch.equal(torch.as_tensor(packed[name]), torch.as_tensor(values)), name
+def test_answers_in_features_with_padding():
+    """Padding on both sides. The positions of an answer are adjusted. Without an answer, they stay beyond the text."""
+    inputs = {"input_ids": [0, 0, 5, 6, 7, 0], "token_type_ids": [0, 0, 0, 1, 1, 0]}
+    inputs = {name: np.array(row) for name, row in inputs.items()} | {"attention_mask": [0, 0, 1, 1, 1, 0]}
+    batch = pack([inputs | {"start_positions": start, "end_positions": start + 1} for start in (3, 999)])
+    assert batch["input_ids"].tolist() == [[5, 6, 7] * 2] and batch["token_type_ids"].tolist() == [[0, 1, 1] * 2]
+    (start, none), (end, no_end) = batch["start_positions"].tolist(), batch["end_positions"].tolist()
+    assert (start, end) == (1, 2) and min(none, no_end) >= 3
 
 
 def test_a_packed_batch_by_hand():

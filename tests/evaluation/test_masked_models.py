@@ -12,7 +12,6 @@ from snugbert import SnugBertConfig, SnugBertForMaskedLM
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.errors import InputError
 from snugbert.evaluation.masked_models import load_masked_model, predict_tokens
-from snugbert.evaluation.minimal_pairs import MinimalPair, score_pairs
 from snugbert.families.loading import max_tokens
 
 
@@ -72,18 +71,6 @@ def test_relative_positions_leave_the_longest_input_to_the_tokenizer():
         tokenizer.model_max_length = length
         assert max_tokens(model, tokenizer) == length
         predict_tokens(model, torch.full((1, length), 7), torch.tensor([length - 1]))
-
-
-def test_minimal_pairs_need_a_mask_token_only(tmp_path):
-    model, tokenizer = make_model("roberta")
-    model.save_pretrained(tmp_path)
-    backend = tokenizer.backend_tokenizer
-    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, mask_token="<mask>").save_pretrained(tmp_path)
-    args = ModelArguments(model_name_or_path=str(tmp_path))
-    with pytest.raises(InputError, match="lacks special tokens: pad_token, unk_token, cls_token, sep_token"):
-        load_masked_model(args)
-    pairs = [MinimalPair("The cat.", "The cats.", "p", "p", None, tmp_path, 1)]
-    assert score_pairs(*load_masked_model(args, required=["mask_token"]), pairs)["pairs"] == 1
 
 
 def test_models_that_cannot_be_scored(tmp_path, minilm):

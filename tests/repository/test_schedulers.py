@@ -159,7 +159,6 @@ def test_kubernetes_starts_all_machines_together(tmp_path, monkeypatch, machines
         assert launch.master_addr == f"{name}-{jobs['name']}-0-0.{name}"
         assert {"s3://bucket/prepared", "s3://bucket/base"} < set(launch.training_script_args)
     assert job["completions"] == job["parallelism"] == int(constant["MACHINES"]) == 2
-    assert job["completionMode"] == "Indexed" and job_set["spec"]["failurePolicy"]["maxRestarts"] > 0
     pod = job["template"]["spec"]
     assert job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"  # otherwise, pods restart one by one
     assert int(constant["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]

@@ -175,11 +175,9 @@ def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer, monkey
             write_parts(folder, [part], tokenizer)
         return content(open_corpus(folder, tokenizer)), [log.position for log in logs]
 
-    whole, rows = prepare_shards(1)
-    halves, rows_of_halves = prepare_shards(2)
+    (whole, rows), (halves, rows_of_halves), (quarters, rows_of_quarters) = map(prepare_shards, (1, 2, 4))
     assert whole == halves and rows == [15] == [sum(rows_of_halves)] and min(rows_of_halves) > 0
-    quarters, rows = prepare_shards(4)
-    assert sorted(whole) == sorted(quarters) and rows == [15] * 4
+    assert sorted(whole) == sorted(quarters) and rows_of_quarters == [15] * 4
     reports = []  # both shards write the same file
     monkeypatch.setattr(preparation, "write_report", lambda folder, _: reports.append(holds_lock(folder / ".lock")))
     assert prepare_shards(2, deduplicate="lines")[1] == [15] * 2 and reports == [True] * 2
