@@ -28,28 +28,23 @@ def fake_gpu(monkeypatch, capability: tuple[int, int] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "given", "expected"),
+    ("device", "given", "bf16", "tf32"),
     [
-        (AMPERE, {}, "bfloat16"),
-        (AMPERE, {"bf16": False}, "float32"),
-        (AMPERE, {"fp16": True}, "float16"),
-        (AMPERE, {"tf32": True}, "TF32"),
-        (VOLTA, {}, "float32"),
-        (VOLTA, {"bf16": True}, "bfloat16"),
-        (CPU, {}, "float32"),
-        (CPU, {"bf16": True}, "bfloat16"),
+        (AMPERE, {}, True, False),
+        (AMPERE, {"bf16": False}, False, False),
+        (AMPERE, {"fp16": True}, False, True),  # float16 leaves some products in float32
+        (AMPERE, {"tf32": True}, False, True),
+        (VOLTA, {}, False, False),
+        (VOLTA, {"bf16": True}, True, False),
+        (CPU, {}, False, False),
+        (CPU, {"bf16": True}, True, False),
     ],
 )
-def test_the_table_of_precisions(monkeypatch, device, given, expected):
+def test_the_table_of_precisions(monkeypatch, device, given, bf16, tf32):
     fake_gpu(monkeypatch, device)
     user = {"bf16": None, "fp16": False, "tf32": None} | given
-    bf16, tf32 = choose_precision(**user, uses_cuda=device is not None)
-    # float16 leaves some products in float32.
-    assert tf32 == (expected == "TF32" or (expected == "float16" and device == AMPERE))
-    names = {"bfloat16": bf16, "float16": user["fp16"], "TF32": tf32, "float32": True}
-    assert next(name for name, used in names.items() if used) == expected
-    # `dataclasses.replace` chooses again.
-    assert choose_precision(bf16, user["fp16"], tf32, uses_cuda=device is not None) == (bf16, tf32)
+    for each in (user, user | {"bf16": bf16, "tf32": tf32}):  # `dataclasses.replace` chooses again
+        assert choose_precision(**each, uses_cuda=device is not None) == (bf16, tf32)
 
 
 @pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])

@@ -97,11 +97,10 @@ def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, toke
     unique = prepare(tmp_path / "unique", tokenizer, write(tmp_path / "u.txt", leave_out(documents, "lines")))
     assert sorted(content(open_corpus(tmp_path / "shards", tokenizer))) == sorted(content(unique))
     parts = plan_parts(text_arguments(*files), num_shards=2)
-    for prepared, half in zip((parts[:1], parts), (documents[:9], documents[9:]), strict=True):
-        report = prepare_parts(tmp_path / "counted", prepared, tokenizer, show_progress=False)
-        assert report.lines == sum(map(len, half)) and read_report(tmp_path / "counted") is None
-    prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
-    assert read_report(tmp_path / "straight").lines == sum(map(len, documents))
+    report = prepare_parts(tmp_path / "half", parts[:1], tokenizer, show_progress=False)
+    assert report.lines == sum(map(len, documents[:9])) and read_report(tmp_path / "half") is None
+    prepare_parts(tmp_path / "whole", parts, tokenizer, show_progress=False)
+    assert read_report(tmp_path / "whole").lines == sum(map(len, documents))
 
 
 def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch):

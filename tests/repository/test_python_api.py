@@ -82,6 +82,7 @@ def test_the_examples_of_fine_tuning_run(tmp_path, monkeypatch, capsys):
     assert "{'accuracy': 0.6666666666666666, 'f1': 0.6666666666666666," in printed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures", "one_thread")
 def test_the_examples_of_pretraining_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
