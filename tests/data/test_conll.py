@@ -48,9 +48,7 @@ def test_conll_2003_as_published(conll):
         assert sum(len(sentence.words) for sentence in sentences) == words
         kinds = Counter(kind for tags in all_tags(conll[part]) for kind, _, _ in decode_tags(tags))
         assert [kinds[kind] for kind in ("LOC", "MISC", "ORG", "PER")] == entities
-    assert choose_labels(conll, ["LABEL_0"]) == [
-        "O", "B-LOC", "I-LOC", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER",
-    ]  # fmt: skip
+    assert choose_labels(conll, ["LABEL_0"]) == "O B-LOC I-LOC B-MISC I-MISC B-ORG I-ORG B-PER I-PER".split()
 
 
 def test_json_lines_and_datasets_give_the_same_sentences(test_split, data_dir, tmp_path):
@@ -72,16 +70,14 @@ def test_json_lines_and_datasets_give_the_same_sentences(test_split, data_dir, t
 
 
 def test_columns_documents_and_compressed_files(tmp_path, caplog):
-    text = (
-        "-DOCSTART- -X- O\n\n\u00a0Jo\u00a0 NN B-PER\n  Li   NN   I-PER \n\n\n'  '' O\n-DOCSTART- -X- O\r\na NN O\r\n"
-    )
+    text = "-DOCSTART- -X- O\n\n\u00a0Jo\u00a0 N B-PER\n  Li   N   I-PER \n\n\n'  '' O\n-DOCSTART- -X- O\r\na N O\r\n"
     sentences = read(tmp_path, text)["train"].sentences
     assert sentences == [
         Sentence(["\u00a0Jo\u00a0", "Li"], ["B-PER", "I-PER"], 3, 0),  # a no-break space can be part of a word
         Sentence(["'"], ["O"], 7, 0),
         Sentence(["a"], ["O"], 9, 1),
     ]
-    tabs = re.sub(" +", "\t", text.replace("  Li   NN   I-PER ", "Li NN I-PER"))
+    tabs = re.sub(" +", "\t", text.replace("  Li   N   I-PER ", "Li N I-PER"))
     assert read(tmp_path, tabs)["train"].sentences == sentences
     (tmp_path / "a.zst").write_bytes(pa.compress(text.encode(), "zstd", asbytes=True))
     assert load_splits(("train",), train_file=str(tmp_path / "a.zst"))["train"].sentences == sentences
@@ -118,10 +114,7 @@ def test_every_scheme_is_recognized_with_and_without_types(scheme, test_split, c
 def test_invalid_tags(tmp_path, caplog):
     good = "a O\nb B-PER\nc I-PER\n\nd B-LOC\n\n"
     bad = good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n"
-    message = (
-        r"validation.txt, line 8: tag 'I-LOC' is invalid in BIO here. conlleval reads it as 'B-LOC' \(2 such "
-        r"tags\)\. Fix the tags, or set --on_bad_tag repair"
-    )
+    message = r"validation.txt, line 8: tag 'I-LOC' is invalid in BIO here. .* 'B-LOC' \(2 such tags\)"
     with pytest.raises(InputError, match=message):
         read(tmp_path, good, bad)
     splits = read(tmp_path, good, bad, on_bad_tag="repair")

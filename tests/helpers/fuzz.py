@@ -257,11 +257,10 @@ def change_bytes(data: bytes, rng: random.Random) -> bytes:
     start = rng.choice((rng.randrange(len(data) + 1), min(rng.randrange(100), len(data)), max(0, len(data) - 20)))
     end = min(len(data), start + rng.choice((1, 2, 4, 8, max(64, len(data) // 4))))
     piece = data[start:end]
-    flipped = bytes(byte ^ 1 << rng.randrange(8) for byte in piece[:1]) + piece[1:]
-    integer = rng.choice((0, 255, 2**31, 2**32 - 1, 2**63, 2**64 - 1, len(data), 2 * len(data))).to_bytes(8, "little")
-    others = (integer[: len(piece)] + piece[8:], b"", piece * 2, piece * 1000, rng.choice(BAD_UNICODE) + piece)
+    number = rng.choice((0, 255, 2**31, 2**32 - 1, 2**63, 2**64 - 1, len(data))).to_bytes(8, "little")
+    changed = (rng.randbytes(len(piece)), number[: len(piece)] + piece[8:], rng.choice(BAD_UNICODE) + piece)
     rest = b"" if rng.random() < 0.15 else data[end:]
-    return data[:start] + rng.choice((flipped, rng.randbytes(len(piece)), *others)) + rest
+    return data[:start] + rng.choice((*changed, b"", piece * 2, piece * 1000)) + rest
 
 
 def change_text(data: bytes, rng: random.Random) -> bytes:

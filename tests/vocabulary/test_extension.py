@@ -9,14 +9,11 @@ import pytest
 import torch
 from family_checkpoints import write_checkpoint
 from parity import perturb
-from tokenizers import Tokenizer
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForPreTraining,
     BertTokenizer,
-    TokenizersBackend,
 )
 from vocabularies import split_longest_first, train, write_ties
 
@@ -32,7 +29,6 @@ from snugbert.data.documents import read_lines
 from snugbert.errors import InputError
 from snugbert.families.loading import load_config
 from snugbert.trainers.pretraining.electra import load_pair
-from snugbert.vocabulary.learning import SPECIAL_TOKENS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -146,14 +142,14 @@ def test_init_continues_merging(tmp_path: Path, bpe_folders, some_text, data_dir
     ],
 )
 def test_init_refuses_what_contradicts_or_cannot_be_extended(tmp_path, small_checkpoint, arguments, message):
-    library = Tokenizer.from_file(str(small_checkpoint / "tokenizer.json"))
-    library.pre_tokenizer = ByteLevel()
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    special = dict(zip(names, SPECIAL_TOKENS, strict=True))
-    TokenizersBackend(tokenizer_object=library, **special).save_pretrained(tmp_path / "other")
-    shutil.copytree(small_checkpoint, tmp_path / "decoder")
-    config = json.loads((small_checkpoint / "config.json").read_text())
-    (tmp_path / "decoder/config.json").write_text(json.dumps(config | {"architectures": ["BertLMHeadModel"]}))
+    for name in ("other", "decoder"):
+        shutil.copytree(small_checkpoint, tmp_path / name)
+    for name, change in (
+        ("other/tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}),
+        ("other/tokenizer_config.json", {"tokenizer_class": "TokenizersBackend"}),
+        ("decoder/config.json", {"architectures": ["BertLMHeadModel"]}),
+    ):
+        (tmp_path / name).write_text(json.dumps(json.loads((tmp_path / name).read_text()) | change))
     arguments = [argument.format(folder=tmp_path) for argument in arguments]
     text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
     with pytest.raises(InputError, match=message):

@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from itertools import islice
+from unittest.mock import Mock
 
 import datasets
 import forked
@@ -118,9 +119,8 @@ def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, token
     datasets.Dataset.from_dict({"body": rows}).to_parquet(data / "train.parquet")
     text = TextArguments(dataset_name=str(data), text_column_name="body")
     corpus = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
-    assert [tokenizer.decode(document[0]) for document in content(corpus)] == [
-        f"row {number}." for number in range(10)
-    ]
+    decoded = [[tokenizer.decode(sentence) for sentence in document] for document in content(corpus)]
+    assert decoded == [[f"row {number}.", "it has two sentences."] for number in range(10)]
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))
     changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
@@ -154,16 +154,13 @@ def test_changed_text_is_prepared_again(tmp_path, tokenizer):
 def test_a_read_only_cache_is_used_if_everything_is_prepared(tmp_path, tokenizer, monkeypatch):
     (tmp_path / "text.txt").write_text("Two words.\n\nAnd more.\n")
 
-    def prepare_text(language="en"):
+    def prepare_text(language):
         text = text_arguments(tmp_path / "text.txt")
         return prepare_in_cache(text, tokenizer, language, str(tmp_path / "cache")).folder
 
-    folder = prepare_text()
-
-    def refuse(*_, **__):  # permissions do not stop root
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "mkdir", refuse)
-    assert prepare_text() == folder
+    folder = prepare_text("en")
+    error = OSError(errno.EROFS, os.strerror(errno.EROFS))  # permissions do not stop root
+    monkeypatch.setattr(os, "mkdir", Mock(side_effect=error))
+    assert prepare_text("en") == folder
     with pytest.raises(InputError, match="Read-only file system"):  # another setting, so another folder
         prepare_text("de")
