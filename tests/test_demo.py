@@ -1,5 +1,6 @@
 """`snugbert demo`: answers equal transformers' pipelines and stock BERT, and the page shows them."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,14 +12,18 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import forked
 import gradio as gr
 import pytest
 import torch
 import transformers
-from browser import PATIENCE, opened
 from family_checkpoints import WORDS, write_checkpoint
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
 from transformers import AutoTokenizer, BertConfig, pipeline
 
 import snugbert
@@ -30,6 +35,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio"),  # raised by pandas
 ]
+PATIENCE = 30  # seconds
 TAGS = {0: "O", 1: "B-LOC", 2: "B-PER", 3: "I-PER"}
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "pretrained": ("ForPreTraining", {}),
@@ -151,17 +157,46 @@ def test_other_hosts_and_large_requests_are_refused(checkpoints):
 
 
 @pytest.mark.slow
-def test_the_page_shows_answers_and_errors_in_a_browser(checkpoints, tmp_path):
+def test_the_page_shows_answers_and_errors_in_a_browser_without_other_hosts(checkpoints, tmp_path):
+    programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    if None in programs.values():
+        pytest.skip("chromium or chromedriver is not installed")
     model = snugbert.SnugBertForMaskedLM.from_pretrained(checkpoints / "pretrained").eval()
     scores = demo.fill_mask(model, AutoTokenizer.from_pretrained(checkpoints / "pretrained"), "the [MASK] was.")
-    with served(checkpoints / "pretrained") as site, opened(site.local_url, tmp_path) as page:
-        assert page.texts("h1") == ["pretrained · SnugBERT"]
-        assert page.texts("button[role=tab]") == ["Fill the mask", "Next sentence"]
-        page.submit("the [MASK] was.")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs["chromium"]
+    for flag in "headless=new no-sandbox disable-gpu no-first-run disable-background-networking disable-sync".split():
+        options.add_argument(f"--{flag}")
+    options.add_argument(f"--user-data-dir={tmp_path}")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL"})  # every request
+    service = Service(executable_path=programs["chromedriver"])
+    with served(checkpoints / "pretrained") as site, webdriver.Chrome(options=options, service=service) as browser:
+
+        def shown(selector: str) -> list[Any]:
+            return [each for each in browser.find_elements("css selector", selector) if each.is_displayed()]
+
+        def wait(selector: str, texts: list[str]) -> None:
+            ignored = [StaleElementReferenceException]
+            driver = WebDriverWait(browser, PATIENCE, 0.1, ignored_exceptions=ignored)
+            driver.until(lambda _: [each.text for each in shown(selector)] == texts)
+
+        browser.get(site.local_url)
+        wait("button[role=tab]", ["Fill the mask", "Next sentence"])
+        wait("h1", ["pretrained · SnugBERT"])
         best = max(scores, key=scores.__getitem__)
-        page.wait(lambda: page.texts("[data-testid=label-output-value]") == [best])
-        page.submit("the cat was.")
-        page.wait(lambda: page.texts("[data-testid=toast-text]") == ["Enter [MASK] in place of one word."])
+        for text, selector, answer in (
+            ("the [MASK] was.", "[data-testid=label-output-value]", best),
+            ("the cat was.", "[data-testid=toast-text]", "Enter [MASK] in place of one word."),
+        ):
+            field = shown("textarea")[0]
+            field.clear()
+            field.send_keys(text)
+            shown("button.primary")[0].click()
+            wait(selector, [answer])
+        messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+        sent = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+        hosts = {urlsplit(each).hostname for each in sent if not each.startswith(("data:", "blob:", "chrome:"))}
+        assert hosts == {"127.0.0.1"}
 
 
 def test_processes_serve_until_ctrl_c(checkpoints):
@@ -191,28 +226,16 @@ def test_bad_arguments_are_refused(checkpoints, tmp_path, monkeypatch, capsys):
     folder = str(checkpoints / "encoder")
     for name in ("BertLMHeadModel", "BertForQuestionAnswering"):
         shutil.copytree(folder, tmp_path / name)
-        config = BertConfig.from_pretrained(folder)
-        config.architectures = [name]
-        config.save_pretrained(tmp_path / name)
-    server = socket.create_server(("127.0.0.1", 0))
-    port = str(server.getsockname()[1])
-    for arguments, words in (
-        (
-            ["--model", str(tmp_path / "BertLMHeadModel")],
-            'unsupported "architectures": BertLMHeadModel. Expected one of',
-        ),
-        (
-            ["--model", str(tmp_path / "BertForQuestionAnswering")],
-            "has no weights for qa_outputs.bias, qa_outputs.weight",
-        ),
-        (["--model", folder, "--port", port], f"--host 127.0.0.1 --port {port}: cannot serve the page."),
-        (["--model", folder, "--port", "70000"], "--port 70000: cannot serve the page."),
-        (["--model", folder, "--host", "192.0.2.1"], "--host 192.0.2.1 --port None: cannot serve the page."),
+        BertConfig.from_pretrained(folder, architectures=[name]).save_pretrained(tmp_path / name)
+    for flags, words in (
+        (f"--model {tmp_path}/BertLMHeadModel", 'unsupported "architectures": BertLMHeadModel. Expected one of'),
+        (f"--model {tmp_path}/BertForQuestionAnswering", "has no weights for qa_outputs.bias, qa_outputs.weight"),
+        (f"--model {folder} --port 70000", "--port 70000: cannot serve the page."),
+        (f"--model {folder} --host 192.0.2.1", "--host 192.0.2.1 --port None: cannot serve the page."),
     ):
-        assert main(["demo", *arguments]) == 2
+        assert main(["demo", *flags.split()]) == 2
         error = capsys.readouterr().err
         assert error.startswith("snugbert demo: error: ") and words in error and error.count("\n") == 1
-    server.close()
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["demo", "--model", folder]) == 2
     assert "the package gradio is not installed. Run: pip install 'snugbert[demo]'" in capsys.readouterr().err

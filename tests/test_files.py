@@ -44,7 +44,7 @@ def test_hostile_json_gives_an_error_of_one_sentence(text, tmp_path):
         read_questions(tmp_path / "list.json", "list.json")
 
 
-def test_the_order_of_keys_does_not_matter():
+def test_a_digest_does_not_depend_on_the_order_of_keys():
     assert hash_json({"a": 1, "b": [2]}) == hash_json({"b": [2], "a": 1}) != hash_json({"a": 1, "b": [3]})
 
 

@@ -3,14 +3,10 @@
 import os
 import subprocess
 import sys
-import threading
-import time
 
-import psutil
 import pytest
-import torch
 
-from snugbert.shared_cores import USER_CHOICES, measure_others, stop_spinning
+from snugbert.shared_cores import USER_CHOICES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp on Linux")
 # Prints the processor time of 50 operations with a pause after each: at each load of the machine. Threads that spin
@@ -58,44 +54,3 @@ def test_threads_sleep_while_other_processes_use_the_cores_and_end_before_python
     # Each pause follows the load before it.
     quiet, busy, less_busy, quiet_again, still_quiet = map(float, pauses)
     assert max(busy, less_busy) < 0.2 * min(quiet, quiet_again, still_quiet)
-
-
-def test_threads_end_if_no_more_can_start(monkeypatch):
-    """Otherwise Python would wait for them forever."""
-    start, threads, number = threading.Thread.start, threading.active_count(), torch.get_num_threads()
-
-    def start_one(thread):
-        if threading.active_count() > threads:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_one)
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(RuntimeError, match="can't start"):
-            stop_spinning(3)
-    finally:
-        torch.set_num_threads(number)
-    while threading.active_count() > threads:
-        time.sleep(0.01)
-
-
-def test_the_load_of_others_includes_children_and_excludes_the_process():
-    cores, stopped = os.sched_getaffinity(0), threading.Event()
-
-    def work():
-        while not stopped.is_set():
-            pass
-
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
-        time.sleep(0.3)  # Python starts
-        threading.Thread(target=work).start()
-        times = psutil.Process(child.pid).cpu_times
-        own, used = time.process_time(), sum(times()[:2])
-        others = measure_others(cores, 0.6)
-        own, used = (time.process_time() - own) / 0.6, (sum(times()[:2]) - used) / 0.6
-        stopped.set()
-        child.kill()
-    # Other tests may use the rest of the cores.
-    assert used - 0.25 < others < len(cores) - own + 0.25
-    assert own > 0.1

@@ -28,40 +28,34 @@ def fake_gpu(monkeypatch, capability: tuple[int, int] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "given", "expected"),
+    ("device", "given", "bf16", "tf32"),
     [
-        (AMPERE, {}, "bfloat16"),
-        (AMPERE, {"bf16": False}, "float32"),
-        (AMPERE, {"fp16": True}, "float16"),
-        (AMPERE, {"tf32": True}, "TF32"),
-        (VOLTA, {}, "float32"),
-        (VOLTA, {"bf16": True}, "bfloat16"),
-        (CPU, {}, "float32"),
-        (CPU, {"bf16": True}, "bfloat16"),
+        (AMPERE, {}, True, False),
+        (AMPERE, {"bf16": False}, False, False),
+        (AMPERE, {"fp16": True}, False, True),  # float16 leaves some products in float32
+        (AMPERE, {"tf32": True}, False, True),
+        (VOLTA, {}, False, False),
+        (VOLTA, {"bf16": True}, True, False),
+        (CPU, {}, False, False),
+        (CPU, {"bf16": True}, True, False),
     ],
 )
-def test_the_table_of_precisions(monkeypatch, device, given, expected):
+def test_the_table_of_precisions(monkeypatch, device, given, bf16, tf32):
     fake_gpu(monkeypatch, device)
     user = {"bf16": None, "fp16": False, "tf32": None} | given
-    bf16, tf32 = choose_precision(**user, uses_cuda=device is not None)
-    # float16 leaves some products in float32.
-    assert tf32 == (expected == "TF32" or (expected == "float16" and device == AMPERE))
-    names = {"bfloat16": bf16, "float16": user["fp16"], "TF32": tf32, "float32": True}
-    assert next(name for name, used in names.items() if used) == expected
-    # `dataclasses.replace` chooses again.
-    assert choose_precision(bf16, user["fp16"], tf32, uses_cuda=device is not None) == (bf16, tf32)
+    for each in (user, user | {"bf16": bf16, "tf32": tf32}):  # `dataclasses.replace` chooses again
+        assert choose_precision(**each, uses_cuda=device is not None) == (bf16, tf32)
 
 
 @pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
 def test_flags_launcher_and_python_choose_the_precision(tmp_path, monkeypatch, arguments_class):
-    config = tmp_path / "run.yaml"
-    config.write_text("bf16: true\n")
+    (tmp_path / "run.yaml").write_text("bf16: true\n")
 
     def parse(*flags: str) -> DeviceArguments:
         argv = ["--output_dir", str(tmp_path), "--use_cpu", *flags]
         return parse_arguments((arguments_class,), argv, prog="snugbert", description="")[0]
 
-    in_file = ["--config", str(config)]
+    in_file = ["--config", str(tmp_path / "run.yaml")]
     for flags, bf16 in (([], False), (["--bf16"], True), (in_file, True), ([*in_file, "--bf16", "false"], False)):
         args = parse(*flags)
         assert (args.bf16, args.mixed_precision) == (bf16, "bf16" if bf16 else "no")
@@ -79,10 +73,9 @@ def test_the_cpu_keeps_float32(tmp_path, monkeypatch):
     assert args.precision == "float32" and not args.uses_cuda
     args.use_cpu = False
     assert args.uses_cuda
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # `accelerate launch --use_cpu`
-    assert not args.uses_cuda
-    monkeypatch.delenv("ACCELERATE_USE_CPU")
-    # A machine without a GPU
+    with monkeypatch.context() as context:
+        context.setenv("ACCELERATE_USE_CPU", "true")  # `accelerate launch --use_cpu`
+        assert not args.uses_cuda
     fake_gpu(monkeypatch, CPU)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     for bf16 in (True, False, None):

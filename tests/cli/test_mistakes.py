@@ -7,10 +7,8 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import httpx
-from transformers.integrations import integration_utils
 
-from snugbert.cli.device_arguments import DeviceArguments, check_reporters
-from snugbert.errors import InputError, did_you_mean
+from snugbert.errors import InputError
 from snugbert.families.loading import check_repository
 from snugbert_cli import main
 
@@ -43,25 +41,13 @@ RUN = "--model_name_or_path bert --output_dir x"
         ("demo --model out/classifer", "the folder out/classifer does not exist. Did you mean out/classifier?"),
         (f"ner {RUN} --tokenizer-name out/x/y", "--tokenizer_name: the folder out/x/y does not exist."),
         (f"ner {RUN} --report_to mlfow", "--report_to: unknown value 'mlfow'. Did you mean mlflow? Choose one of "),
+        (f"ner {RUN} --report_to neptune", "--report_to neptune: its package is not installed."),
         ("prepare --language Deutsch", "--language 'Deutsch' is not a language code. Use a lowercase ISO 639 code"),
     ],
 )
 def test_mistakes(line, words, folder, capsys):
     assert main(line.split()) == 2
     assert words in capsys.readouterr().err
-
-
-def test_at_most_three_suggestions():
-    flags = ["a_batch_size", "b_batch_size", "longer_batch_size", "the_longest_batch_size", "other"]
-    hint = " Did you mean --a_batch_size or --b_batch_size or --longer_batch_size?"
-    assert did_you_mean("batch_size", flags, prefix="--") == hint
-
-
-def test_a_reporter_that_is_not_installed_is_refused(monkeypatch):
-    monkeypatch.setattr(integration_utils, "get_available_reporting_integrations", lambda: ["tensorboard"])
-    check_reporters(["tensorboard", "none"])
-    with pytest.raises(InputError, match=r"^--report_to wandb: its package is not installed\."):
-        DeviceArguments(report_to=["none", "wandb"])
 
 
 def test_a_name_that_is_nowhere(folder, monkeypatch):

@@ -1,6 +1,5 @@
 """Reading sentences in every form and tagging scheme, and files that cannot be read."""
 
-import gzip
 import json
 import logging
 import re
@@ -49,9 +48,7 @@ def test_conll_2003_as_published(conll):
         assert sum(len(sentence.words) for sentence in sentences) == words
         kinds = Counter(kind for tags in all_tags(conll[part]) for kind, _, _ in decode_tags(tags))
         assert [kinds[kind] for kind in ("LOC", "MISC", "ORG", "PER")] == entities
-    assert choose_labels(conll, ["LABEL_0"]) == [
-        "O", "B-LOC", "I-LOC", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER",
-    ]  # fmt: skip
+    assert choose_labels(conll, ["LABEL_0"]) == "O B-LOC I-LOC B-MISC I-MISC B-ORG I-ORG B-PER I-PER".split()
 
 
 def test_json_lines_and_datasets_give_the_same_sentences(test_split, data_dir, tmp_path):
@@ -73,24 +70,17 @@ def test_json_lines_and_datasets_give_the_same_sentences(test_split, data_dir, t
 
 
 def test_columns_documents_and_compressed_files(tmp_path, caplog):
-    text = (
-        "-DOCSTART- -X- O\n\n\u00a0Jo\u00a0 NN B-PER\n  Li   NN   I-PER \n\n\n'  '' O\n-DOCSTART- -X- O\r\na NN O\r\n"
-    )
+    text = "-DOCSTART- -X- O\n\n\u00a0Jo\u00a0 N B-PER\n  Li   N   I-PER \n\n\n'  '' O\n-DOCSTART- -X- O\r\na N O\r\n"
     sentences = read(tmp_path, text)["train"].sentences
     assert sentences == [
         Sentence(["\u00a0Jo\u00a0", "Li"], ["B-PER", "I-PER"], 3, 0),  # a no-break space can be part of a word
         Sentence(["'"], ["O"], 7, 0),
         Sentence(["a"], ["O"], 9, 1),
     ]
-    tabs = re.sub(" +", "\t", text.replace("  Li   NN   I-PER ", "Li NN I-PER"))
+    tabs = re.sub(" +", "\t", text.replace("  Li   N   I-PER ", "Li N I-PER"))
     assert read(tmp_path, tabs)["train"].sentences == sentences
-    for name, data in (
-        ("a.gz", gzip.compress(text.encode())),
-        ("a.zst", pa.compress(text.encode(), "zstd", asbytes=True)),
-    ):
-        (tmp_path / name).write_bytes(data)
-        splits = load_splits(("train",), train_file=str(tmp_path / name))
-        assert splits["train"].sentences == sentences
+    (tmp_path / "a.zst").write_bytes(pa.compress(text.encode(), "zstd", asbytes=True))
+    assert load_splits(("train",), train_file=str(tmp_path / "a.zst"))["train"].sentences == sentences
     # Words can be in the second column and tags in the first. A test file can lack tags.
     swapped = {"text_column_name": "2", "label_column_name": "1"}
     splits = read(tmp_path, "B-PER Jo 7\nO a 8\n\nO b 9\n", **swapped, max_train_samples=1)
@@ -103,31 +93,33 @@ def test_columns_documents_and_compressed_files(tmp_path, caplog):
     assert "skipped sentences without words: 1, the first in row 1" in caplog.text
 
 
-def test_every_scheme_is_recognized_and_gives_the_same_entities(test_split, caplog):
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_is_recognized_with_and_without_types(scheme, test_split, caplog):
     caplog.set_level(logging.INFO, logger="snugbert")
-    split = replace(test_split, sentences=test_split.sentences[:500])
-    for scheme in SCHEMES:
-        original = replace(split, sentences=[s._replace(tags=convert_tags(s.tags, scheme)) for s in split.sentences])
-        converted = replace(original)
-        found = check_tags({"test": converted}, "auto", "stop")
-        assert caplog.messages[-1].startswith(f"tagging scheme: {scheme.upper()}")
-        assert converted.sentences == split.sentences and found == scheme
-        assert [encode_tags(decode_tags(tags), len(tags), scheme) for tags in all_tags(split)] == all_tags(original)
+    tags = all_tags(test_split)[:500]
+    converted = [convert_tags(row, scheme) for row in tags]
+    split = replace(test_split, sentences=[Sentence(row, row, 1) for row in converted])
+    assert check_tags({"test": split}, "auto", "stop") == scheme and all_tags(split) == tags
+    assert caplog.messages[-1].startswith(f"tagging scheme: {scheme.upper()}")
+    assert [encode_tags(decode_tags(row), len(row), scheme) for row in tags] == converted
+    # One sentence without types, in which no entities of two types are neighbors
+    single = [re.sub("-.*", "-ENTITY", tag) for row in tags for tag in [*row, "O"]]
+    bare = [tag[0] for tag in convert_tags(single, scheme)]
+    split = TagSplit("test", "s", [Sentence(bare, bare, 1)], types=frozenset(bare))
+    assert check_tags({"test": split}, "auto", "repair") == scheme + BARE
+    assert split.sentences[0].tags == single and split.types == {"ENTITY"}
+    assert f"{scheme.upper()} without types" in caplog.text and "The type is called ENTITY." in caplog.text
 
 
 def test_invalid_tags(tmp_path, caplog):
     good = "a O\nb B-PER\nc I-PER\n\nd B-LOC\n\n"
     bad = good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n"
-    message = (
-        r"validation.txt, line 8: tag 'I-LOC' is invalid in BIO here. conlleval reads it as 'B-LOC' \(2 such "
-        r"tags\)\. Fix the tags, or set --on_bad_tag repair"
-    )
+    message = r"validation.txt, line 8: tag 'I-LOC' is invalid in BIO here. .* 'B-LOC' \(2 such tags\)"
     with pytest.raises(InputError, match=message):
         read(tmp_path, good, bad)
     splits = read(tmp_path, good, bad, on_bad_tag="repair")
     assert all_tags(splits["validation"])[2:] == [["O", "B-LOC", "I-LOC"], ["B-PER", "B-LOC"]]
     assert "(2 such tags). All invalid tags are repaired." in caplog.messages[-1]
-    # A tag can be valid in one scheme and invalid in another.
     iob1 = "a I-PER\nb I-PER\n\nc I-PER\nd B-PER\n"
     assert all_tags(read(tmp_path, iob1)["train"]) == [["B-PER", "I-PER"], ["B-PER", "B-PER"]]
     with pytest.raises(InputError, match=r"line 1: tag 'I-PER' is invalid in BIO here\. "):
@@ -159,18 +151,6 @@ def test_bad_files(content, words, tmp_path):
     file.write_text(content if is_text else "\n".join(map(json.dumps, content)))
     with pytest.raises(InputError, match=re.escape(words)):
         choose_labels(load_splits(("train",), train_file=str(file)), [])
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_tags_without_types_are_entities(scheme, test_split, caplog):
-    """The entities of CoNLL-2003 without their types, and no word that two types share as neighbors."""
-    caplog.set_level(logging.INFO, logger="snugbert")
-    single = [re.sub("-.*", "-ENTITY", tag) for row in all_tags(test_split)[:500] for tag in [*row, "O"]]
-    bare = [tag[0] for tag in convert_tags(single, scheme)]
-    split = TagSplit("test", "s", [Sentence(bare, bare, 1)], types=frozenset(bare))
-    assert check_tags({"test": split}, "auto", "repair") == scheme + BARE
-    assert split.sentences[0].tags == single and split.types == {"ENTITY"}
-    assert f"{scheme.upper()} without types" in caplog.text and "The type is called ENTITY." in caplog.text
 
 
 def test_repaired_tags_without_types(tmp_path):

@@ -46,27 +46,21 @@ def test_a_contradiction_names_both(given, stored, chosen):
 
 def test_configurations_and_tokenizers_keep_the_language(tmp_path):
     config, tokenizer = snugbert.SnugBertConfig.from_size("tiny"), snugbert.SnugBertTokenizer()
-    store_language(None, config, tokenizer)
-    for part in (config, tokenizer):
-        part.save_pretrained(tmp_path / "without")
+    for language, folder in ((None, tmp_path / "without"), ("de", tmp_path / "with")):
+        store_language(language, config, tokenizer)
+        for part in (config, tokenizer):
+            part.save_pretrained(folder)
     for file in (tmp_path / "without").glob("*config.json"):
         assert "language" not in json.loads(file.read_text())
     for value in ("english", "German", ["de"], 5, None, ""):  # FARM wrote names into public checkpoints
         assert read_language(BertConfig(language=value)) is None
-    store_language("de", config, tokenizer)
-    for part in (config, tokenizer):
-        part.save_pretrained(tmp_path / "with")
-    assert read_language(BertConfig.from_pretrained(tmp_path / "with")) == "de"
-    for config_class, tokenizer_class in ((AutoConfig, AutoTokenizer), (snugbert.SnugBertConfig, BertTokenizer)):
-        assert read_language(config_class.from_pretrained(tmp_path / "with")) == "de"
-        loaded = tokenizer_class.from_pretrained(tmp_path / "with")
-        loaded.save_pretrained(tmp_path / "again")
-        assert read_language(tokenizer_class.from_pretrained(tmp_path / "again")) == "de"
+    for reader in (AutoConfig, AutoTokenizer, snugbert.SnugBertConfig, BertConfig, BertTokenizer):
+        reader.from_pretrained(tmp_path / "with").save_pretrained(tmp_path / "again")
+        assert read_language(reader.from_pretrained(tmp_path / "again")) == "de"
     # The checkpoint's language replaces the one of its own tokenizer, but not of another.
     config.language = "fr"
-    assert [language for _, language in stored_in_model(config, tokenizer, "model", None)] == ["fr"]
-    assert [language for _, language in stored_in_model(config, tokenizer, "model", "tok")] == ["fr", "de"]
-    assert [language for _, language in stored_in_model(config, tokenizer, None, "tok")] == ["de"]
+    for model, given, expected in (("model", None, ["fr"]), ("model", "tok", ["fr", "de"]), (None, "tok", ["de"])):
+        assert [language for _, language in stored_in_model(config, tokenizer, model, given)] == expected
 
 
 def write_german(file: Path, documents: int) -> None:
@@ -116,16 +110,11 @@ def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkp
     ):
         error = command(*arguments, "--language", "fr", status=2)
         assert f"the language is fr in --language, but de in {place}" in error and "Change one: the flag" in error
-    change = ["--language", "fr", "--config_overrides", "language=fr"]
-    command("pretrain", "--model_name_or_path", "pretrained", *text, *run, "french", *change)
-    for name in ("config.json", "tokenizer_config.json"):
-        assert json.loads((Path("french") / name).read_text())["language"] == "fr"
 
 
-def test_a_corpus_of_lines_stores_its_language_only_if_it_is_known(tmp_path):
-    (tmp_path / "text.txt").write_text("Ein Satz.\nNoch einer.\n")
-    tokenizer = snugbert.SnugBertTokenizer({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, ".": 5})
-    for name, lines, given, stored in (("a", True, None, None), ("b", True, "de", "de"), ("c", False, None, "en")):
+def test_a_corpus_of_lines_stores_its_language_only_if_it_is_known(tmp_path, words_tokenizer):
+    (tmp_path / "text.txt").write_text("w1 w2\nw3\n")
+    for lines, given, stored in ((True, None, None), (True, "de", "de"), (False, None, "en")):
         options = {"lines_are_sentences": lines, "language": given, "show_progress": False}
-        corpus = prepare_corpus(tmp_path / "text.txt", tokenizer, tmp_path / name, **options)
+        corpus = prepare_corpus(tmp_path / "text.txt", words_tokenizer, tmp_path / f"{lines} {given}", **options)
         assert corpus.language == stored and (corpus.settings["sentence_splitter"] is None) == lines

@@ -54,36 +54,17 @@ def test_packed_features_have_the_loss_of_padded_ones(task):
     assert (padded["attention_mask"] == 0).any()
     packed = pack(make_features(task))
     assert packed["input_ids"].shape == (1, int(padded["attention_mask"].sum()))
-    expected, loss = model(**padded).loss, model(**packed).loss
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    words = model.bert.embeddings.word_embeddings.weight
-    gradients = [torch.autograd.grad(value, words)[0] for value in (loss, expected)]
-    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
+    assert model(**packed).loss.item() == pytest.approx(model(**padded).loss.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("task", HEADS)
-def test_padding_inside_of_features_is_dropped(task):
-    """Padding on both sides. Token labels are dropped, and answer positions are adjusted."""
-    features = make_features(task)
-    expected = pack(features)
-    for number, feature in enumerate(features):
-        for name in (*INPUTS, "labels"):
-            values = feature.get(name)
-            if task == "choices" and name != "labels":
-                feature[name] = [[0] * number + choice + [0] * (99 - len(choice)) for choice in values]
-            elif values is not None:
-                padding = -100 if name == "labels" else 0
-                feature[name] = np.array([padding] * number + values + [padding] * 3)
-        for name in ("start_positions", "end_positions"):
-            if name in feature:
-                feature[name] += number
-    packed = pack(features)
-    if task == "answers":  # no answer: the position stays beyond the sequence
-        for batch in (expected, packed):
-            batch["start_positions"][5] = batch["end_positions"][5] = 999
-    assert packed.keys() == expected.keys()
-    for name, values in expected.items():
-        assert torch.equal(torch.as_tensor(packed[name]), torch.as_tensor(values)), name
+def test_answers_in_features_with_padding():
+    """Padding on both sides. The positions of an answer are adjusted. Without an answer, they stay beyond the text."""
+    inputs = {"input_ids": [0, 0, 5, 6, 7, 0], "token_type_ids": [0, 0, 0, 1, 1, 0]}
+    inputs = {name: np.array(row) for name, row in inputs.items()} | {"attention_mask": [0, 0, 1, 1, 1, 0]}
+    batch = pack([inputs | {"start_positions": start, "end_positions": start + 1} for start in (3, 999)])
+    assert batch["input_ids"].tolist() == [[5, 6, 7] * 2] and batch["token_type_ids"].tolist() == [[0, 1, 1] * 2]
+    (start, none), (end, no_end) = batch["start_positions"].tolist(), batch["end_positions"].tolist()
+    assert (start, end) == (1, 2) and min(none, no_end) >= 3
 
 
 def test_a_packed_batch_by_hand():
@@ -108,9 +89,8 @@ def test_a_packed_batch_by_hand():
     batch = pack(nested)
     assert batch["labels"].dtype == torch.float32 and batch["labels"].tolist() == [2.5, 1.0]
     assert batch["next_sentence_label"].dtype == torch.int64 and batch["next_sentence_label"].tolist() == [1, 0]
-    # Weights of examples, for a Trainer with its own loss.
-    batch = pack([{"input_ids": [5] * (number + 1), "weight": number / 2} for number in range(3)])
-    assert batch["weight"].tolist() == [0, 0.5, 1]
+    weights = [{"input_ids": [5], "weight": weight} for weight in (0, 0.5)]  # for a Trainer with its own loss
+    assert pack(weights)["weight"].tolist() == [0, 0.5]
     batch = pack([{"input_ids": [[5, 6], [7, 0]], "attention_mask": [[1, 1], [1, 0]], "labels": 1}])
     assert batch["num_choices"] == 2 and batch["labels"].tolist() == [1]
     assert batch["input_ids"].tolist() == [[5, 6, 7]] and batch["cu_seq_lens_q"].tolist() == [0, 2, 3]
@@ -213,36 +193,15 @@ def test_all_items_can_have_one_size(rows):
         snugbert.TokenBudgetDataset(rows, max_tokens=length - 1)
 
 
-def train(folder, dataset, collate, resume=None, dropout=0.0, **arguments):
-    """Trains a model, and returns it with its losses and gradient norms."""
-    model = new_model("ForSequenceClassification", hidden_dropout_prob=dropout)
-    defaults = {"logging_steps": 1, "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "max_steps": 1}
-    args = TrainingArguments(str(folder), dataloader_pin_memory=False, **defaults | arguments)
-    trainer = Trainer(model, args, train_dataset=dataset, data_collator=collate)
-    trainer.train(resume_from_checkpoint=resume)
-    log = [line for line in trainer.state.log_history if "loss" in line]
-    return model, [{name: line[name] for name in ("loss", "grad_norm")} for line in log]
-
-
 def test_accumulated_token_budgets_are_one_padded_batch(rows, tmp_path):
-    """Accumulated batches with uneven token budgets give the loss and gradient of one padded batch."""
-    rows = rows.select(range(64))
+    rows, logs = rows.select(range(64)), []
     budget = snugbert.TokenBudgetDataset(rows, max_tokens=200)
     assert len({len(item) for item in budget}) > 1
-    arguments = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": len(budget)}
-    _, packed = train(tmp_path / "packed", budget, pack, **arguments)
-    pad = DataCollatorWithPadding(make_tokenizer())
-    _, padded = train(tmp_path / "padded", rows, pad, per_device_train_batch_size=64)
-    assert packed == [pytest.approx(line, rel=1e-5) for line in padded]
-
-
-def test_training_by_tokens_resumes(rows, tmp_path):
-    """Mid-epoch, with dropout, and a new shuffle of the items in each epoch."""
-    budget = snugbert.TokenBudgetDataset(rows.select(range(100)), max_tokens=300)
-    assert 4 < len(budget) < 8
-    more = {"max_steps": 8, "save_strategy": "steps", "save_steps": 6, "per_device_train_batch_size": 1}
-    straight, expected = train(tmp_path, budget, pack, dropout=0.1, **more)
-    resumed, found = train(tmp_path, budget, pack, str(tmp_path / "checkpoint-6"), dropout=0.1, **more)
-    assert found == expected
-    for ours, theirs in zip(resumed.parameters(), straight.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    for dataset, collate, size in ((budget, pack, 1), (rows, DataCollatorWithPadding(make_tokenizer()), 64)):
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": len(dataset) // size}
+        args = TrainingArguments(tmp_path, max_steps=1, logging_steps=1, save_strategy="no", use_cpu=True, **sizes)
+        model = new_model("ForSequenceClassification", hidden_dropout_prob=0.0)
+        trainer = Trainer(model, args, train_dataset=dataset, data_collator=collate)
+        trainer.train()
+        logs.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
+    assert logs[0] == pytest.approx(logs[1], rel=1e-5)

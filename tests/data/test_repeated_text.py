@@ -1,12 +1,9 @@
 """Repeated text: the report equals a plain count, and leaving copies out equals preparing a text without them."""
 
-import gzip
-import json
 import logging
 import random
 from collections import Counter
 from itertools import chain, islice
-from pathlib import Path
 
 import pytest
 from prepared import content, prepare, text_arguments
@@ -100,11 +97,10 @@ def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, toke
     unique = prepare(tmp_path / "unique", tokenizer, write(tmp_path / "u.txt", leave_out(documents, "lines")))
     assert sorted(content(open_corpus(tmp_path / "shards", tokenizer))) == sorted(content(unique))
     parts = plan_parts(text_arguments(*files), num_shards=2)
-    for prepared, half in zip((parts[:1], parts), (documents[:9], documents[9:]), strict=True):
-        report = prepare_parts(tmp_path / "counted", prepared, tokenizer, show_progress=False)
-        assert report.lines == sum(map(len, half)) and read_report(tmp_path / "counted") is None
-    prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
-    assert read_report(tmp_path / "straight").lines == sum(map(len, documents))
+    report = prepare_parts(tmp_path / "half", parts[:1], tokenizer, show_progress=False)
+    assert report.lines == sum(map(len, documents[:9])) and read_report(tmp_path / "half") is None
+    prepare_parts(tmp_path / "whole", parts, tokenizer, show_progress=False)
+    assert read_report(tmp_path / "whole").lines == sum(map(len, documents))
 
 
 def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch):
@@ -116,35 +112,16 @@ def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch)
         assert report.is_complete == bool(what)
 
 
-def test_pretrain_reports_it_also_from_the_cache(documents, tmp_path, tokenizer, caplog):
-    """Held-out text has no line in common with the training text."""
+@pytest.mark.parametrize("deduplicate", [None, "lines"])
+def test_pretrain_holds_out_documents_and_reports_copies(documents, tmp_path, tokenizer, caplog, deduplicate):
     caplog.set_level(logging.INFO)
     text = {"train_file": [write(tmp_path / "text.txt", documents)], "validation_split_percentage": 30}
-    for deduplicate in (None, None, "lines"):  # the second time, from the cache
+    arguments = PretrainingDataArguments(objective="mlm", deduplicate=deduplicate, **text)
+    for _ in range(2):  # the second time, from the cache
         caplog.clear()
-        arguments = PretrainingDataArguments(objective="mlm", deduplicate=deduplicate, **text)
         corpora = load_corpora(arguments, True, True, str(tmp_path / "cache"), tokenizer)
         assert f"training text and held-out text: {read_report(corpora[0].folder)}" in caplog.messages
-        assert ("--deduplicate lines leaves" in caplog.text) == (deduplicate is None)
-    train, held_out = ({tuple(line) for document in content(corpus) for line in document} for corpus in corpora)
-    assert len(held_out) > 10 and sum(map(len, train & held_out)) < 100  # only short sentences
-
-
-@pytest.mark.slow
-def test_the_guide_finds_near_duplicates(data_dir, tmp_path, monkeypatch):
-    """Copies with one word in a hundred left out. No other document is removed."""
-    pytest.importorskip("datasketch")
-    monkeypatch.chdir(tmp_path)
-    documents = list(islice(read_documents([data_dir / "wiki_en/train.txt.gz"]), 25))
-    rng = random.Random(0)
-    for document in documents[:10]:
-        documents.append([" ".join(word for word in line.split() if rng.random() > 0.01) for line in document])
-    (tmp_path / "corpus").mkdir()
-    with gzip.open("corpus/text.txt.gz", "wt", encoding="utf-8") as file:
-        file.write("\n\n".join("\n".join(document) for document in documents))
-    guide = (Path(__file__).parents[2] / "docs/how-to/pretrain.md").read_text(encoding="utf-8")
-    code = guide.partition("```python\nimport json\n")[2].partition("```")[0]
-    exec(f"import json\n{code}", {})
-    rows = Path("unique.jsonl").read_text(encoding="utf-8").splitlines()
-    kept = [json.loads(row)["text"].split("\n") for row in rows]
-    assert kept[:25] == documents[:25] and len(kept) <= 27
+    kept = leave_out(documents, "lines") if deduplicate else documents
+    whole = content(prepare(tmp_path / "whole", tokenizer, write(tmp_path / "kept.txt", kept)))
+    train, held_out = map(content, corpora)
+    assert sorted(train + held_out) == sorted(whole) and 0.2 < len(held_out) / len(whole) < 0.4

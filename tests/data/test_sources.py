@@ -4,36 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from snugbert.data.sources import ExampleArguments, choose_splits, describe_source, name_dataset
+from snugbert.data.sources import choose_splits, describe_source, name_dataset
 from snugbert.errors import InputError
+
+SPLITS = ("train", "validation", "test")
 
 
 @pytest.mark.parametrize(
-    ("available", "from_files", "expected"),
+    ("wanted", "available", "from_files", "expected"),
     [
-        (("train", "validation", "test"), True, ("train", "validation", "test")),
-        (("train", "validation", "test"), False, ("train", "validation")),
-        (("test",), True, ("test",)),
-        (("validation", "diagnostic"), False, ("validation",)),
+        (None, SPLITS, True, SPLITS),
+        (None, SPLITS, False, SPLITS[:2]),
+        (None, ("test",), True, ("test",)),
+        (None, ("validation", "diagnostic"), False, ("validation",)),
+        (("test",), ("train", "test"), False, ("test",)),
+        (("validation",), ("train", "test"), False, r"no validation questions\. Pass --validation_file"),
+        (None, ("test",), False, r"no data to train or evaluate on\. Pass --train_file"),
     ],
 )
-def test_splits_are_chosen_by_default(available, from_files, expected):
-    assert choose_splits(None, available, from_files, "examples") == expected
-
-
-def test_requested_splits_must_exist():
-    assert choose_splits(("test",), ("train", "test"), False, "examples") == ("test",)
-    with pytest.raises(InputError, match=r"no validation questions\. Pass --validation_file"):
-        choose_splits(("validation",), ("train", "test"), False, "questions")
-    with pytest.raises(InputError, match=r"no data to train or evaluate on\. Pass --train_file"):
-        choose_splits(None, ("test",), False, "examples")
-
-
-def test_sources_are_files_or_a_dataset():
-    assert ExampleArguments(train_file="a.csv").files == {"train": [Path("a.csv")]}
-    assert ExampleArguments(dataset_name="conll2003").files == {}
-    with pytest.raises(InputError, match="--dataset_name cannot be combined with files"):
-        ExampleArguments(train_file="a.csv", dataset_name="conll2003")
+def test_splits(wanted, available, from_files, expected):
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            choose_splits(wanted, available, from_files, "questions")
+    else:
+        assert choose_splits(wanted, available, from_files, "questions") == expected
 
 
 def test_data_have_short_names(tmp_path):

@@ -13,27 +13,17 @@ from snugbert.errors import InputError
 from snugbert.tasks.task_arguments import SquadDataArguments
 
 
-@pytest.mark.parametrize(
-    ("name", "version_2", "sizes"),
-    # Questions, paragraphs, questions without an answer.
-    [
-        pytest.param("dev-v1.1", False, (10570, 2067, 0), marks=pytest.mark.slow),
-        pytest.param("train-v1.1-first44", False, (11877, 2429, 0), marks=pytest.mark.slow),
-        ("dev-v2.0-half", True, (6078, 646, 3168)),
-    ],
-)
-def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, data_dir):
+def test_squad_2_as_published(data_dir):
+    """The nested and the flat file, which has no `is_impossible`."""
     loaded = []
     for form in ("json", "jsonl"):
-        arguments = {"validation_file": str(data_dir / "squad" / f"{name}.{form}.gz")}
-        arguments = SquadDataArguments(**arguments, version_2_with_negative=version_2)
-        (questions,) = load_questions(arguments, None).values()
-        # Flat files have no is_impossible.
+        file = str(data_dir / f"squad/dev-v2.0-half.{form}.gz")
+        (questions,) = load_questions(SquadDataArguments(validation_file=file, version_2_with_negative=True)).values()
         loaded.append([question._replace(source="", row="", is_impossible=False) for question in questions])
     nested, flat = loaded
     assert sorted(nested) == sorted(flat)
     columns = [{getattr(question, name) for question in nested} for name in ("id", "context")]
-    assert (*map(len, columns), sum(not question.answers for question in nested)) == sizes
+    assert (*map(len, columns), sum(not question.answers for question in nested)) == (6078, 646, 3168)
     for question in nested:
         for text, start in zip(question.answers, question.answer_starts, strict=True):
             assert question.context[start : start + len(text)] == text
@@ -96,14 +86,14 @@ def test_several_files_and_limits(tmp_path):
 
 def test_find_answer_ignores_white_space():
     context = "In  1066\n William came "
-    assert find_answer(context, "1066", 4) == (4, 8)
-    assert find_answer(context, " 1066 ", 3) == (4, 8)  # the position includes the spaces
-    assert find_answer(context, " 1066", 4) == (4, 8)  # or only some of them
-    assert find_answer(context, "1066 William", 4) == (4, 17)  # the answer has a space for the line break
-    assert find_answer(context, "1067", 4) is None
-    assert find_answer(context, "1066", 5) is None
-    assert find_answer(context, "In", -1) is None
-    assert find_answer(context, "In", 99) is None
+    for text, start, found in (
+        ("1066", 4, (4, 8)),
+        (" 1066 ", 3, (4, 8)),  # the position includes the spaces
+        (" 1066", 4, (4, 8)),  # or only some of them
+        ("1066 William", 4, (4, 17)),  # the answer has a space for the line break
+        *(("1067", 4, None), ("1066", 5, None), ("In", -1, None), ("In", 99, None)),
+    ):
+        assert find_answer(context, text, start) == found
 
 
 QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"text": ["anna"], "answer_start": [5]}}

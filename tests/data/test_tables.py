@@ -40,13 +40,15 @@ def test_every_format_gives_the_same_rows(tmp_path, name, content, first_row, su
 
 
 def test_a_comma_in_the_header_separates_unless_it_is_quoted(tmp_path):
-    for content in ('"a, b";c\n1,5;2\n', '"a, b",c\n"1,5",2\n', '"a, b"\tc\n"1,5"\t2\n'):
+    for content, row in (
+        ('"a, b";c\n1,5;2\n', {"a, b": "1,5", "c": "2"}),
+        ('"a, b",c\n"1,5",2\n', {"a, b": "1,5", "c": "2"}),
+        ('"a, b"\tc\n"1,5"\t2\n', {"a, b": "1,5", "c": "2"}),
+        ("a;b,c;d\n1;2,3;4\n", {"a;b": "1;2", "c;d": "3;4"}),
+        ('"a\nb",c\n1,2\n', {"a\nb": "1", "c": "2"}),  # the first row has two lines
+    ):
         (tmp_path / "a.csv").write_text(content)
-        assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a, b": "1,5", "c": "2"})]
-    (tmp_path / "a.csv").write_text("a;b,c;d\n1;2,3;4\n")
-    assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a;b": "1;2", "c;d": "3;4"})]
-    (tmp_path / "a.csv").write_text('"a\nb",c\n1,2\n')  # the first row has two lines
-    assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a\nb": "1", "c": "2"})]
+        assert list(read_rows(tmp_path / "a.csv")) == [(2, row)]
 
 
 @pytest.mark.parametrize("header", ["a", '"a"', '"a, b"', "\na"])
@@ -61,11 +63,7 @@ def test_a_header_without_separator_is_one_column(tmp_path, header):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        (
-            "a.csv",
-            'a\n"b" c\n',
-            "row 2: not CSV (line end expected after '\"'). Close each quote, and double the quotes",
-        ),
+        ("a.csv", 'a\n"b" c\n', "row 2: not CSV (line end expected after '\"'). Close each quote, and"),
         ("a.csv", 'a\nb\n"c\nd\n', "row 3: not CSV (unexpected end of data)"),
         ("a.csv", "a,b\n1,2\n1,2,3\n", "row 3: expected 2 columns, found 3"),
         ("a.csv", "a (b, c);d\n1;2\n", "row 2: expected 2 columns, found 1. The separator is a comma. In .csv files,"),
@@ -97,14 +95,6 @@ def test_class_labels_of_a_dataset_become_names():
     rows = read_rows(Dataset.from_dict(columns, features=features))
     expected = [(1, "yes", ["no", "yes"]), (2, "no", []), (3, None, None)]
     assert [(row, values["label"], values["tags"]) for row, values in rows] == expected
-
-
-def test_a_dataset_with_text_that_is_not_utf_8():
-    """Parquet can contain any bytes."""
-    texts = pyarrow.array([b"fine", b"half \xed\xa0\xbd"], pyarrow.binary())
-    strings = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
-    with pytest.raises(InputError, match=r"the dataset, row 2: not UTF-8 \(.*\)\. Convert the file to UTF-8"):
-        list(read_rows(Dataset(pyarrow.table({"text": strings}))))
 
 
 def test_a_header_is_recognized_by_its_last_column(tmp_path):

@@ -1,6 +1,5 @@
 """Documents are split into the same tokens as the tokenizer gives for whole sentences."""
 
-import gzip
 import pickle
 from itertools import chain, islice, pairwise
 
@@ -12,7 +11,7 @@ from prepared import content, prepare
 import snugbert
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.documents import read_documents, split_sentences
+from snugbert.data.documents import read_documents, read_lines, split_sentences
 from snugbert.data.tokenizing import DocumentTokenizer, hash_tokenizer
 from snugbert.families.loading import load_tokenizer
 
@@ -48,19 +47,17 @@ def test_a_tokenizer_that_looks_across_spaces_gets_whole_sentences(tmp_path, tok
 
 def test_sentences_of_roberta_have_the_tokens_of_their_line(data_dir, tmp_path):
     """The tokens of a sentence depend on the space before it."""
-    with gzip.open(data_dir / "wiki_en/validation.txt.gz", "rt", encoding="utf-8") as file:
-        lines = [" ".join(line.split()) for line in file if line.strip()][:100]
+    lines = [" ".join(line.split()) for line in islice(read_lines([data_dir / "wiki_en/validation.txt.gz"]), 100)]
     (tmp_path / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")
     write_tokenizer(tmp_path / "tokenizer", "roberta")
     (tmp_path / "tokenizer/config.json").write_text('{"model_type": "roberta"}')
     tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path / "tokenizer")))
     documents = content(prepare(tmp_path / "corpus", tokenizer, tmp_path / "text.txt", store_words=True))
-    expected = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]
-    assert [list(chain.from_iterable(sentences)) for sentences in documents] == expected
+    encoded = tokenizer(lines, add_special_tokens=False, verbose=False)
+    assert [list(chain.from_iterable(sentences)) for sentences in documents] == encoded["input_ids"]
     assert sum(map(len, documents)) > 3 * len(lines)
     # Words are transformers' `word_ids`. A sentence begins a word.
     (block,) = open_corpus(tmp_path / "corpus", tokenizer).blocks
-    encoded = tokenizer(lines, add_special_tokens=False, verbose=False)
     words = [(line, word) for line in range(len(lines)) for word in encoded.word_ids(line)]
     continues = np.array([False, *(word == before for before, word in pairwise(words))])
     continues[block.sentences[:-1]] = False

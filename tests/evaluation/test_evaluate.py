@@ -68,14 +68,10 @@ def score(folder, *flags):
     return json.loads((folder / "out/results.json").read_text())
 
 
-def test_random_weights_are_the_same_for_a_seed_and_data_is_named_after_its_folders(folder):
-    for name in ("a", "b"):
-        (folder / name).mkdir()
-        (folder / name / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
-    flags = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--pairs_file", folder / "*/pairs.jsonl"]
-    first, second = (score(folder, *flags, "--config_overrides", "initializer_range=0.5") for _ in range(2))
-    assert first["minimal_pairs"]["paradigms"] == second["minimal_pairs"]["paradigms"]
-    assert first["minimal_pairs"]["dataset"] == "a, b"
+def test_random_weights_are_the_same_for_a_seed(folder):
+    flags = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--config_overrides"]
+    first, second = (score(folder, *flags, "initializer_range=0.5")["minimal_pairs"] for _ in range(2))
+    assert first["paradigms"] == second["paradigms"]
 
 
 def test_bf16_gives_nearly_the_same_scores(folder):
@@ -84,31 +80,22 @@ def test_bf16_gives_nearly_the_same_scores(folder):
     results = [score(folder, *data, *flags) for flags in ([], ["--bf16"])]
     exact, rounded = (result["held_out_text"]["metrics"]["mlm_loss"] for result in results)
     assert exact != rounded == pytest.approx(exact, rel=0.02)
-    assert [result["bf16"] for result in results] == [False, True]
 
 
 def test_errors(folder, capsys):
     model = ["--model_name_or_path", folder / "model"]
     card = folder / "model/README.md"
-    long = folder / "pairs/long.jsonl"
     (folder / "out").mkdir()
+    long = json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511})
     for file, text, flags, words in (
-        (None, "", ["--config_name", "tiny"], "--config_name (random weights) cannot be combined with"),
+        (card, CARD, ["--config_name", "tiny"], "--config_name (random weights) cannot be combined with"),
         (folder / "out/results.json", "{}", ["--output_dir", folder / "out"], "already contains results"),
         (card, "---\n[\n---\n", ["--update_card"], "README.md is invalid"),
-        (
-            long,
-            json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511}),
-            [],
-            "long.jsonl, row 1: expected",
-        ),
+        (folder / "pairs/long.jsonl", long, [], "at most 512 tokens (the model's limit), found 513 tokens."),
     ):
-        if file is not None:
-            file.write_text(text)
+        file.write_text(text)
         assert evaluate(folder, *model, *flags) == 2
-        error = capsys.readouterr().err
-        assert words in error
-    assert "at most 512 tokens (the model's limit), found 513 tokens. Remove the pair." in error
+        assert words in capsys.readouterr().err
     card.unlink()
     assert evaluate(folder, *model, "--update_card") == 2
     assert "README.md. Remove the flag, or create the card first." in capsys.readouterr().err

@@ -72,18 +72,15 @@ def score(model, tokenizer, files, **arguments):
 
 
 @pytest.mark.parametrize("head", ["ForPreTraining", "ForMaskedLM"])
-def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path, capsys):
+def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path):
     """With pairs and with full sentences. The same digits as `snugbert pretrain`."""
     no_nsp = head == "ForMaskedLM"
     arguments = {"train_file": files / "train.txt", "validation_file": files / "held_out.txt", "no_nsp": no_nsp}
     arguments |= {"model_name_or_path": files / "model", "max_seq_length": LENGTH, "cache_dir": files / "cache"}
     assert run(arguments | {"output_dir": tmp_path / "pretrain", "do_eval": True, "use_cpu": True}) == 0
     expected = json.loads((tmp_path / "pretrain/eval_results.json").read_text())
-    comparison = capsys.readouterr().out.splitlines()
     ours = evaluate(files, tmp_path, files / "model", train_file=files / "train.txt", no_nsp=no_nsp)
-    seconds, printed = ours.pop("seconds"), capsys.readouterr().out
-    table = [line for line in comparison if line.startswith(("| masked", "| sentence pair"))]
-    assert len(table) == (2 if no_nsp else 4) and all(line in printed for line in table) and seconds > 0
+    assert ours.pop("seconds") > 0
     entries = yaml.safe_load((tmp_path / "scores/card_metadata.yaml").read_text())["model-index"][0]["results"]
     values = [metric["value"] for entry in entries for metric in entry["metrics"]]
     expected_values = [ours["metrics"][name] for name in PRETRAINING_HUB_METRICS if name in ours["metrics"]]
@@ -105,25 +102,14 @@ def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path,
     assert alone["baselines"]["mlm_loss"] < ours["baselines"]["mlm_loss"] and alone["examples"] == 9
 
 
-OTHERS = {  # FNet ignores the attention mask
-    "fnet": (transformers.FNetForMaskedLM, transformers.FNetConfig, SIZE),
-    "distilbert": (
-        transformers.DistilBertForMaskedLM,
-        transformers.DistilBertConfig,
-        {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", ["roberta", "electra", "distilbert", "bert", "fnet"])
+@pytest.mark.parametrize("kind", ["roberta", "electra", "bert", "fnet"])
 def test_other_models(kind, files, tmp_path):
     """Padding changes nothing: single examples, with the loss that the model computes, give the same scores."""
-    if kind in OTHERS:
+    if kind == "fnet":  # ignores the attention mask
         tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
         tokenizer.save_pretrained(tmp_path / "model")
-        model_class, config_class, size = OTHERS[kind]
-        config = config_class(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **size)
-        make(model_class, config).save_pretrained(tmp_path / "model")
+        config = transformers.FNetConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **SIZE)
+        make(transformers.FNetForMaskedLM, config).save_pretrained(tmp_path / "model")
     else:
         write_checkpoint(tmp_path / "model", kind)
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()

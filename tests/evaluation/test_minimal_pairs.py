@@ -86,25 +86,21 @@ def test_zorro(tmp_path):
         ("agreement_determiner_noun-between_neighbors", "agreement_determiner_noun"),
         ("island-effects-adjunct_island", "island-effects"),
     ]
-    # Other files have the acceptable sentence first.
-    reversed_pairs = read_pairs([tmp_path / "island-effects-adjunct_island.txt"], *COLUMNS[::-1])
-    assert [pair.good for pair in reversed_pairs] == ["who a .", "who b ."]
 
 
 def test_files_with_the_same_name_are_paradigms_of_their_own(tmp_path):
-    files = [tmp_path / name for name in ("en/verbs.tsv", "de/verbs.tsv", "de/nouns.tsv")]
-    for file in files:
+    files = [tmp_path / name for name in ("en/verbs.tsv", "de/verbs.tsv", "de/nouns.tsv", "a.jsonl")]
+    for file in files[:3]:
         file.parent.mkdir(exist_ok=True)
         file.write_text("sentence_good\tsentence_bad\tUID\tfield\nA.\tB.\t\t\n")  # empty columns are missing columns
+    files[3].write_text('{"sentence_good": "A.", "sentence_bad": "B.", "UID": 0, "field": 0}')
     pairs = read_pairs(files, *COLUMNS)
-    assert [pair.paradigm for pair in pairs] == ["en/verbs.tsv", "de/verbs.tsv", "nouns"] and pairs[0].field is None
-    (tmp_path / "a.jsonl").write_text('{"sentence_good": "A.", "sentence_bad": "B.", "UID": 0, "field": 0}')
-    (pair,) = read_pairs([tmp_path / "a.jsonl"], *COLUMNS)
-    assert (pair.paradigm, pair.field) == ("0", "0")  # labels are texts
+    assert [pair.paradigm for pair in pairs] == ["en/verbs.tsv", "de/verbs.tsv", "nouns", "0"]  # labels are texts
+    assert [pair.field for pair in pairs] == [None] * 3 + ["0"]
 
 
 def test_scores_that_are_not_finite(tmp_path):
     model, tokenizer = make_model("snugbert")
     torch.nn.init.constant_(model.get_output_embeddings().bias, torch.nan)
-    with pytest.raises(InputError, match="scores are NaN or infinite"):
+    with pytest.raises(InputError, match="NaN or infinite"):
         score_pairs(model, tokenizer, [MinimalPair("the cat", "the dog", "a", "a", None, tmp_path, 1)])

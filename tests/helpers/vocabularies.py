@@ -1,10 +1,12 @@
 """Texts and helpers for the tests of vocabularies."""
 
+import sys
 from collections import Counter
 from pathlib import Path
 
 from snugbert.cli.main import run_command
 from snugbert.vocabulary.learning import learn_tokens
+from snugbert_cli import main
 
 # Accents, tabs, a no-break space, a control character, a combining mark, Chinese and punctuation affect words.
 DOCUMENTS = [
@@ -42,3 +44,16 @@ def split_longest_first(token: str, old: dict[str, int]) -> list[int]:
         ids.append(old[prefix + text[:end]])
         prefix, text = "##", text[end:]
     return ids
+
+
+def learn_all(folder: Path) -> None:
+    """Learns and extends a vocabulary of each kind."""
+    given = ["vocabulary", "--train_file", str(write_ties(folder)), "--vocab_size"]
+    for kind, size in (("wordpiece", "150"), ("bpe", "150"), ("byte-bpe", "350")):
+        assert main([*given, size, "--model", kind, "--output_dir", str(folder / kind)]) == 0
+        more = ["--init", str(folder / kind), "--output_dir", str(folder / f"{kind} init")]
+        assert main([*given, "400", *more]) == 0
+
+
+if __name__ == "__main__":
+    learn_all(Path(sys.argv[1]))

@@ -1,5 +1,11 @@
-"""`snugbert predict`: every head next to transformers or sentence-transformers, resumed runs and bad input."""
+"""`snugbert predict`: every head next to transformers or sentence-transformers, resumed runs and bad input.
 
+Tables and CoNLL files are written in the format of the input: values, shards, resumed runs, and `snugbert ner`.
+"""
+
+import csv
+import gzip
+import io
 import json
 import os
 import re
@@ -22,6 +28,8 @@ from transformers import pipeline
 import snugbert
 import snugbert.prediction.predict_file as run
 import snugbert.prediction.predictor
+from snugbert.data.tables import read_rows
+from snugbert.tasks.tagged_sentences import convert_tags
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -61,15 +69,34 @@ def write_rows(file: Path, rows: list[dict]) -> Path:
     return file
 
 
-def predict(tmp_path: Path, model: Path, rows: list[dict], *arguments: str) -> list[dict]:
-    source, output = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out.jsonl"
-    files = ["--input_file", str(source), "--output_file", str(output), "--overwrite_output_file"]
+def predict_file(model: Path, source: Path, output: str, *arguments: str) -> Path:
+    """Predicts a file, and returns the output next to it."""
+    files = ["--input_file", str(source), "--output_file", str(source.with_name(output))]
     assert main(["predict", "--model_name_or_path", str(model), *files, *arguments]) == 0
-    return read(output)
+    return source.with_name(output)
 
 
-def read(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+def predict(tmp_path: Path, model: Path, rows: list[dict], *arguments: str) -> list[dict]:
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    return values_of(predict_file(model, source, "out.jsonl", "--overwrite_output_file", *arguments))
+
+
+def values_of(file: Path) -> list[dict]:
+    return [values for _, values in read_rows(file)]
+
+
+def name_labels(*labels: str) -> dict[str, dict]:
+    return {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
+
+
+@pytest.fixture(scope="module")
+def tagger(checkpoint) -> Path:
+    return checkpoint("ForTokenClassification", **name_labels("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
+
+
+@pytest.fixture(scope="module")
+def classifier(checkpoint) -> Path:
+    return checkpoint("ForSequenceClassification", **name_labels("good; ok", "bad, poor"))
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -112,12 +139,10 @@ def test_pairs_several_labels_and_numbers(checkpoint, tmp_path):
 
 
 @pytest.mark.usefixtures("rows_of_all_kinds")
-def test_words_and_texts_are_tagged_like_the_pipeline(checkpoint, tmp_path):
-    labels = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]))
-    model = checkpoint("ForTokenClassification", id2label=labels, label2id={label: i for i, label in labels.items()})
+def test_words_and_texts_are_tagged_like_the_pipeline(tagger, tmp_path):
     texts = [f"  {text}, ok" for text in make_texts()]
-    found = predict(tmp_path, model, [{"text": text} for text in texts])
-    tag = pipeline("token-classification", str(model), aggregation_strategy="first")
+    found = predict(tmp_path, tagger, [{"text": text} for text in texts])
+    tag = pipeline("token-classification", str(tagger), aggregation_strategy="first")
     for row, expected in zip(found, tag(texts), strict=True):
         spans = [(each["type"], each["start"], each["end"]) for each in row["entities"]]
         assert spans == [(each["entity_group"], each["start"], each["end"]) for each in expected]
@@ -127,11 +152,9 @@ def test_words_and_texts_are_tagged_like_the_pipeline(checkpoint, tmp_path):
     assert sum(len(row["entities"]) for row in found) > len(texts)
 
     words = [{"tokens": text.replace(",", " ,").split()} for text in texts] + [{"tokens": WORDS * 30}]
-    tagged = predict(tmp_path, model, words)
+    tagged = predict(tmp_path, tagger, words)
     assert [len(row["predicted_tags"]) for row in tagged] == [len(row["tokens"]) for row in words]
     assert len(tagged[-1]["tokens"]) > 512
-    for row, text in zip(tagged, found, strict=False):
-        assert sum(each["end"] - each["start"] > 0 for each in text["entities"]) <= len(row["tokens"])
 
 
 @pytest.mark.usefixtures("rows_of_all_kinds")
@@ -216,7 +239,7 @@ def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, mo
     assert main(arguments) == 0
     assert "continuing after 16 rows" in caplog.text
     assert output.read_bytes() == (tmp_path / "straight.jsonl").read_bytes()
-    assert len(read(output)) == len(rows)
+    assert len(values_of(output)) == len(rows)
     assert main(arguments) == 2  # the output exists
 
 
@@ -232,10 +255,10 @@ def test_each_process_of_a_launcher_predicts_a_shard(checkpoint, tmp_path, monke
             monkeypatch.setenv(name, str(value))
         predict(tmp_path, model, rows, "--max_seq_length", "32")
     assert used == [0, 1, 0]
-    parts = [read(tmp_path / f"out-0000{rank}-of-00003.jsonl") for rank in range(3)]
+    parts = [values_of(tmp_path / f"out-0000{rank}-of-00003.jsonl") for rank in range(3)]
     assert [len(part) for part in parts] == [13, 13, 14]
-    joined, whole = ([(row["text"], row["predicted_label"]) for row in rows] for rows in (chain(*parts), whole))
-    assert joined == whole
+    for ours, expected in zip(chain(*parts), whole, strict=True):
+        assert (ours["text"], ours["predicted_label"]) == (expected["text"], expected["predicted_label"])
 
 
 def test_an_output_that_another_process_writes_in_the_meantime_is_kept(checkpoint, tmp_path, monkeypatch):
@@ -248,20 +271,19 @@ def test_an_output_that_another_process_writes_in_the_meantime_is_kept(checkpoin
 
 def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, caplog):
     source, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
-    lines = ['{"text": "one"}', "not JSON", '{"text": null}', '{"text": "\\ud83d"}', "", '{"text": "two", "id": 5}']
-    lines += ['{"text": "x", "n": NaN}', '{"text": "tw\xff"}']
-    source.write_text("\n".join(lines), encoding="latin-1")
-    arguments = ["predict", "--model_name_or_path", str(checkpoint("ForSequenceClassification"))]
-    arguments += ["--input_file", str(source), "--output_file", str(output)]
+    lines = ['{"text": "one"}', "not JSON", '{"text": null}', '{"text": "\\ud83d"}', "", '{"text": "two", "n": NaN}']
+    source.write_text("\n".join([*lines, '{"text": "tw\xff"}']), encoding="latin-1")
+    files = ["--input_file", str(source), "--output_file", str(output)]
+    arguments = ["predict", "--model_name_or_path", str(checkpoint("ForSequenceClassification")), *files]
     assert main(arguments) == 2
     assert "rows.jsonl, row 2: not JSON" in capsys.readouterr().err and not list(tmp_path.glob("out*"))
     assert main([*arguments, "--on_bad_text", "skip"]) == 0
-    assert [row["text"] for row in read(output)] == ["one", "two", "x"]
-    assert read(output)[-1]["n"] is None  # JSON has no NaN
+    assert [row["text"] for row in values_of(output)] == ["one", "two"]
+    assert values_of(output)[-1]["n"] is None  # JSON has no NaN
     for row, problem in ((2, "not JSON"), (3, "no text in column 'text'"), (4, "half of a character")):
-        assert any(f"rows.jsonl, row {row}: " in line and problem in line for line in caplog.text.splitlines())
+        assert re.search(rf"rows.jsonl, row {row}: .*{problem}", caplog.text)
     assert main([*arguments, "--on_bad_text", "replace", "--overwrite_output_file"]) == 0
-    assert [row["text"] for row in read(output)] == ["one", "two", "x", "tw\ufffd"]
+    assert [row["text"] for row in values_of(output)] == ["one", "two", "tw\ufffd"]
 
 
 TEXT, TAGS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
@@ -272,10 +294,8 @@ ROW = '{"text": "a"}'
     ("head", "name", "content", "arguments", "message"),
     [
         ("ForMaskedLM", "a.jsonl", ROW, "", "names BertForMaskedLM. Expected a fine-tuned model"),
-        (ANSWERS, "a.jsonl", ROW, "", "no columns 'question' and 'context'. Columns: 'text'. Set"),
         (TEXT, "a.jsonl", '{"a": 1}', "", "'text' or column 'sentence'. Columns: 'a'. Set --"),
         (TEXT, "a.jsonl", ROW, "--text_column_names a,b,c", "this model reads 1 or 2 text columns, not 3"),
-        (TEXT, "a.jsonl", ROW, "--text_column_names txt", "no column 'txt'. Columns: 'text'."),
         (TEXT, "a.jsonl", '{"text": "a", "probabilities": 1}', "", "'probabilities' would be overwritten"),
         (TEXT, "a.csv", "a", "--output_file a.tsv", "must be a file that ends in .jsonl or, like the input,"),
         (TEXT, "a.csv", "text,id\n", "", "has no rows."),
@@ -295,3 +315,113 @@ def test_errors(checkpoint, tmp_path, capsys, head, name, content, arguments, me
     assert main(["predict", "--model_name_or_path", model, *files, *arguments.split()]) == 2
     assert message in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+# --- formats
+
+
+def predict_in_shards(model: Path, source: Path, suffix: str) -> bytes:
+    """Predicts a file in more shards than it has windows, and joins them."""
+    for number in range(1, 4):
+        predict_file(model, source, f"part{suffix}", "--shard", f"{number}/3")
+    return b"".join(file.read_bytes() for file in sorted(source.parent.glob(f"part-*{suffix}")))
+
+
+def interrupt_and_predict(model: Path, source: Path, output: str, monkeypatch) -> bytes:
+    """Interrupts a run after its second window, and continues it."""
+    write, states = run.write_atomically, iter(range(2))
+    with monkeypatch.context() as context:
+        context.setattr(run, "write_atomically", lambda *arguments: write(*arguments) or next(states))
+        with pytest.raises(StopIteration):
+            predict_file(model, source, output)
+    return predict_file(model, source, output).read_bytes()
+
+
+TEXTS = ['Ann, "who" is', "a; b\nand\rc", "", "was \u2028 it", "ü, ß", "who"]
+
+
+@pytest.mark.parametrize(("start", "separator"), [("", "\t"), ("\ufeff", ";"), ("one column", ",")])
+def test_csv(classifier, tmp_path, monkeypatch, start, separator):
+    monkeypatch.setattr(run, "WINDOW_ROWS", 2)
+    table = io.StringIO()
+    rows = [[text] if start == "one column" else [str(number), text] for number, text in enumerate(TEXTS)]
+    header = ["text"] if start == "one column" else ["id; n, o|p", "text"]
+    csv.writer(table, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([header, *rows])
+    source = tmp_path / "rows.csv.gz"
+    source.write_bytes(gzip.compress((start.replace("one column", "") + table.getvalue()).encode()))
+
+    whole = predict_file(classifier, source, "out.csv").read_bytes()
+    assert whole.startswith("\ufeff".encode()) == (start == "\ufeff")
+    # The output can be read again as CSV, with the values of the JSON lines.
+    found, expected = values_of(tmp_path / "out.csv"), values_of(predict_file(classifier, source, "out.jsonl"))
+    assert [row | {"probabilities": json.loads(row["probabilities"])} for row in found] == expected
+    assert [row["text"] for row in found] == TEXTS and len(expected[0]) == len(header) + 2
+    assert predict_in_shards(classifier, source, ".csv") == whole
+    assert interrupt_and_predict(classifier, source, "resumed.csv", monkeypatch) == whole
+
+
+def test_tsv_and_entities(tagger, tmp_path):
+    source = tmp_path / "rows.tsv"
+    source.write_text("id\ttext\n" + "".join(f'{number}\t"{text}\n' for number, text in enumerate(WORDS)))
+    whole = predict_file(tagger, source, "out.tsv")
+    expected = values_of(predict_file(tagger, source, "out.jsonl"))
+    assert [row | {"entities": json.loads(row["entities"])} for row in values_of(whole)] == expected
+    assert any(row["entities"] for row in expected)
+    assert predict_in_shards(tagger, source, ".tsv") == whole.read_bytes()
+
+
+def make_conll(line_end: str) -> str:
+    """Sentences in IOB1, with comments, documents, several blank lines and a byte order mark."""
+    sentences = [
+        "".join(
+            f"{WORDS[(index + 3 * word) % len(WORDS)]} NN {'I-PER' if word % 3 else 'O'}\n" for word in range(index)
+        )
+        for index in [*range(1, 12), 200]  # the last one takes several windows
+    ]
+    document = "-DOCSTART- -X- O\n\n"
+    text = f"\ufeff{document}# id = 1 2\n" + "\n".join(sentences) + f"\n\n{document}a NN O\n\n\n# end\n"
+    return text.replace("\n", line_end)
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r"])
+def test_conll_like_ner(tagger, tmp_path, monkeypatch, line_end):
+    monkeypatch.setattr(run, "WINDOW_ROWS", 2)
+    source = tmp_path / "test.conll"
+    source.write_bytes(make_conll(line_end).encode())
+    whole = predict_file(tagger, source, "out.conll").read_bytes()
+    if line_end == "\n":
+        arguments = ["--test_file", str(source), "--do_predict", "--output_dir", str(tmp_path / "ner"), "--use_cpu"]
+        assert main(["ner", "--model_name_or_path", str(tagger), *arguments]) == 0
+        assert whole == (tmp_path / "ner" / "predictions.conll").read_bytes() != source.read_bytes()
+    assert whole.count(line_end.encode()) == make_conll("\n").count("\n")
+    assert predict_in_shards(tagger, source, ".conll") == whole
+    assert interrupt_and_predict(tagger, source, "resumed.conll", monkeypatch) == whole
+    # The same tags as for JSON, which are in the labels of the model.
+    rows = values_of(predict_file(tagger, source, "out.jsonl"))
+    lines = whole.decode().replace(line_end, "\n").split("\n")
+    cells = [line.split() for line in lines if line and not line.strip("\ufeff").startswith(("-DOC", "# "))]
+    assert [word for row in rows for word in row["tokens"]] == [word for word, _, _ in cells]
+    assert [tag[1:].strip("-") for row in rows for tag in row["predicted_tags"]] == [tag[2:] for *_, tag in cells]
+
+
+def test_conll_columns(tagger, tmp_path, caplog):
+    words = [WORDS[0], WORDS[1]]
+    (tmp_path / "words.jsonl").write_text(json.dumps({"tokens": words}))
+    (row,) = values_of(predict_file(tagger, tmp_path / "words.jsonl", "out.jsonl"))
+    first, second = convert_tags(row["predicted_tags"], "bio")
+    column = ("--text_column_names", "2")
+    for name, content, expected, flags in (
+        ("words.txt", "-DOCSTART-\n\n{}\n{}\n", "-DOCSTART- O\n\n{} {}\n{} {}\n", ()),
+        ("pos.conll", "{} NN\n{} O\n", "{} NN {}\n{} O {}\n", ()),
+        ("ids.conllu", "# text = a b\n1\t{}\t_\n2\t{}\t_\n", "# text = a b\n1\t{}\t_\t{}\n2\t{}\t_\t{}\n", column),
+        ("bare.conll", "{} B\n{} I\n", "{} {}\n{} {}\n", ()),
+        ("last.conll", "1 {}\n2 {}", "1 {} {}\n2 {} {}", column),
+    ):
+        source = tmp_path / name
+        source.write_text(content.format(*words))
+        output = predict_file(tagger, source, f"out{source.suffix}", "--overwrite_output_file", *flags)
+        assert output.read_text() == expected.format(words[0], first, words[1], second)
+    assert "pos.conll, line 1: 'NN' is not an entity tag. Predictions are written to a new column." in caplog.text
+    assert "only numbers" not in caplog.text
+    predict_file(tagger, tmp_path / "ids.conllu", "other.jsonl")
+    assert "If the words are in column 2, set --text_column_names 2." in caplog.text

@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from family_checkpoints import write_checkpoint
-from tokenizers import Tokenizer
-from tokenizers.pre_tokenizers import ByteLevel
+from parity import perturb
 from transformers import (
     AutoTokenizer,
     BertConfig,
-    BertForMaskedLM,
     BertForPreTraining,
     BertTokenizer,
-    TokenizersBackend,
 )
 from vocabularies import split_longest_first, train, write_ties
 
@@ -32,70 +29,58 @@ from snugbert.data.documents import read_lines
 from snugbert.errors import InputError
 from snugbert.families.loading import load_config
 from snugbert.trainers.pretraining.electra import load_pair
-from snugbert.vocabulary.learning import SPECIAL_TOKENS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture
-def small_checkpoint(tmp_path: Path) -> Path:
-    """A cased stock BERT with a masked language model head, an added token and more embeddings than tokens."""
+@pytest.fixture(params=[True])
+def small_checkpoint(tmp_path: Path, request) -> Path:
+    """A cased stock BERT with an added token, random biases, and more embeddings than tokens.
+
+    It has more heads than its configuration names, as google-bert's have. The output is tied, or not.
+    """
     train(tmp_path / "vocab", "--train_file", write_ties(tmp_path), "--vocab_size", "40", "--no_do_lower_case")
-    tokenizer = BertTokenizer(vocab=str(tmp_path / "vocab/vocab.txt"), do_lower_case=False)
+    tokenizer = BertTokenizer(vocab=str(tmp_path / "vocab/vocab.txt"), do_lower_case=False, model_max_length=1024)
     tokenizer.add_tokens(["snug-bert"])
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     torch.manual_seed(0)
-    model = BertForMaskedLM(BertConfig(vocab_size=48, **sizes))
-    torch.nn.init.normal_(model.cls.predictions.bias)
-    model.save_pretrained(tmp_path / "old")
-    tokenizer.save_pretrained(tmp_path / "old")
+    model = BertForPreTraining(BertConfig(vocab_size=48, **sizes, tie_word_embeddings=request.param))
+    perturb(model, 0.1)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "old")
+    file = tmp_path / "old/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": ["BertForMaskedLM"]}))
     return tmp_path / "old"
 
 
-def test_init_extends_embeddings_and_output_bias_and_keeps_added_tokens(tmp_path, small_checkpoint, capsys):
+@pytest.mark.parametrize("small_checkpoint", [True, False], indirect=True, ids=["tied", "untied"])
+def test_init_extends_embeddings_and_output_bias_and_keeps_everything_else(tmp_path, small_checkpoint, capsys):
     text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
     tokens = train(tmp_path / "new", "--init", small_checkpoint, *text)
     assert "Added 39 tokens to the 41 of" in capsys.readouterr().out
-    before = BertForMaskedLM.from_pretrained(small_checkpoint)
-    after = SnugBertForMaskedLM.from_pretrained(tmp_path / "new")
+    before = BertForPreTraining.from_pretrained(small_checkpoint).eval()
+    after, info = SnugBertForPreTraining.from_pretrained(tmp_path / "new", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
     old, new = AutoTokenizer.from_pretrained(small_checkpoint), AutoTokenizer.from_pretrained(tmp_path / "new")
     assert type(new) is SnugBertTokenizer and tokens[:41] == old.convert_ids_to_tokens(range(41))
     assert len(old) == 41 and len(set(tokens)) == len(new) == after.config.vocab_size == 80
     assert new.tokenize("aebc snug-bert AEBC")[-2:] == ["snug-bert", "[UNK]"]
-    assert new.convert_tokens_to_ids("snug-bert") == 40
-    assert (new.do_lower_case, new.tokenize("AE")) == (False, ["[UNK]"])
-    assert after.get_output_embeddings().weight is after.get_input_embeddings().weight
-    for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
-        table, longer = before.state_dict()[name], after.state_dict()[name]
+    assert (new.convert_tokens_to_ids("snug-bert"), new.do_lower_case, new.model_max_length) == (40, False, 1024)
+    tables = []
+    for model in (before, after):
+        vectors, output = model.get_input_embeddings().weight, model.get_output_embeddings()
+        tables.append((vectors, output.weight, output.bias))
+    assert len({vectors is output for vectors, output, _ in tables}) == 1  # both tied, or none
+    for table, longer in zip(*tables, strict=True):
         assert torch.equal(longer[:41], table[:41])
         for index in range(41, 80):
             ids = split_longest_first(new.convert_ids_to_tokens(index), old.get_vocab())
             assert len(ids) > 1
             torch.testing.assert_close(longer[index], table[ids].mean(dim=0))
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_init_keeps_all_weights_of_a_checkpoint(tmp_path: Path, small_checkpoint: Path, tied: bool):
-    """The checkpoint has more heads than its configuration names, as google-bert's have, and random biases."""
-    config = BertConfig.from_pretrained(small_checkpoint, tie_word_embeddings=tied)
-    model = BertForPreTraining(config).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter)
-    model.save_pretrained(small_checkpoint)
-    settings = json.loads((small_checkpoint / "config.json").read_text())
-    (small_checkpoint / "config.json").write_text(json.dumps(settings | {"architectures": ["BertForMaskedLM"]}))
-    tokenizer = AutoTokenizer.from_pretrained(small_checkpoint)
-    tokenizer.model_max_length = 1024
-    tokenizer.save_pretrained(small_checkpoint)
-    train(tmp_path / "new", "--init", small_checkpoint, "--train_file", tmp_path / "ties.txt", "--vocab_size", "80")
-    assert AutoTokenizer.from_pretrained(tmp_path / "new").model_max_length == 1024
-    longer, info = SnugBertForPreTraining.from_pretrained(tmp_path / "new", output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    inputs = tokenizer("ae bc", return_tensors="pt")
-    before, after = model(**inputs), longer.eval()(**inputs)
-    torch.testing.assert_close(after.seq_relationship_logits, before.seq_relationship_logits)
-    torch.testing.assert_close(after.prediction_logits[..., :41], before.prediction_logits[..., :41])
+    inputs = old("ae bc", return_tensors="pt")
+    expected, found = before(**inputs), after.eval()(**inputs)
+    torch.testing.assert_close(found.seq_relationship_logits, expected.seq_relationship_logits)
+    torch.testing.assert_close(found.prediction_logits[..., :41], expected.prediction_logits[..., :41])
 
 
 def extend(old: Path, file: Path, size: int, new: Path, *flags: str) -> None:
@@ -157,23 +142,16 @@ def test_init_continues_merging(tmp_path: Path, bpe_folders, some_text, data_dir
     ],
 )
 def test_init_refuses_what_contradicts_or_cannot_be_extended(tmp_path, small_checkpoint, arguments, message):
-    library = Tokenizer.from_file(str(small_checkpoint / "tokenizer.json"))
-    library.pre_tokenizer = ByteLevel()
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    special = dict(zip(names, SPECIAL_TOKENS, strict=True))
-    TokenizersBackend(tokenizer_object=library, **special).save_pretrained(tmp_path / "other")
-    shutil.copytree(small_checkpoint, tmp_path / "decoder")
-    config = json.loads((small_checkpoint / "config.json").read_text())
-    (tmp_path / "decoder/config.json").write_text(json.dumps(config | {"architectures": ["BertLMHeadModel"]}))
+    for name in ("other", "decoder"):
+        shutil.copytree(small_checkpoint, tmp_path / name)
+    for name, change in (
+        ("other/tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}),
+        ("other/tokenizer_config.json", {"tokenizer_class": "TokenizersBackend"}),
+        ("decoder/config.json", {"architectures": ["BertLMHeadModel"]}),
+    ):
+        (tmp_path / name).write_text(json.dumps(json.loads((tmp_path / name).read_text()) | change))
     arguments = [argument.format(folder=tmp_path) for argument in arguments]
     text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
     with pytest.raises(InputError, match=message):
         train(tmp_path / "new", "--init", small_checkpoint, *text, *arguments)
     assert not list(tmp_path.glob("new/*"))
-
-
-def test_init_extends_a_tokenizer_without_a_model(tmp_path, small_checkpoint):
-    (small_checkpoint / "config.json").unlink()
-    text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
-    assert len(train(tmp_path / "new", "--init", small_checkpoint, *text)) == 80
-    assert not (tmp_path / "new/config.json").exists()

@@ -1,4 +1,4 @@
-"""The jobs of Slurm and Kubernetes in examples/ start each shard once, and torchrun again after a fault."""
+"""examples/: jobs start each shard once, and torchrun again after a fault. Recipes have valid arguments."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.cli.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.cli.parser import parse_arguments
 from snugbert.data.data_arguments import OutputArguments, PreparationArguments
 from snugbert.trainers.pretraining.pretraining_arguments import (
@@ -18,6 +18,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingDataArguments,
     PretrainingModelArguments,
 )
+from snugbert_cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = {
@@ -54,36 +55,33 @@ def run(folder, command, variables, statuses=(0,), time_left="1:23:45"):
 
 
 def list_slurm_jobs():
-    first, last = re.search(
-        r"^#SBATCH --array=(\d+)-(\d+)%", (EXAMPLES / "prepare_slurm.sh").read_text(), re.M
-    ).groups()
+    array = re.search(r"^#SBATCH --array=1-(\d+)%", (EXAMPLES / "prepare_slurm.sh").read_text(), re.M)
     # As with `sbatch --array=7`, which starts a lost shard again.
     variables = {"SLURM_ARRAY_TASK_COUNT": 1, "SLURM_ARRAY_TASK_MIN": 7, "SLURM_CPUS_PER_TASK": 16}
-    command = ["bash", EXAMPLES / "prepare_slurm.sh"]
-    return [(command, variables | {"SLURM_ARRAY_TASK_ID": task}) for task in range(int(first), int(last) + 1)]
+    variables = [variables | {"SLURM_ARRAY_TASK_ID": task} for task in range(1, int(array[1]) + 1)]
+    return ["bash", EXAMPLES / "prepare_slurm.sh"], variables
 
 
 def list_pods():
     spec = yaml.safe_load((EXAMPLES / "prepare_kubernetes.yaml").read_text())["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     assert spec["completionMode"] == "Indexed"
-    command = [*container["command"], *container["args"]]
-    return [(command, {"JOB_COMPLETION_INDEX": index}) for index in range(spec["completions"])]
+    variables = [{"JOB_COMPLETION_INDEX": index} for index in range(spec["completions"])]
+    return [*container["command"], *container["args"]], variables
 
 
 @pytest.mark.parametrize("list_jobs", [list_slurm_jobs, list_pods])
 def test_each_shard_is_started_once(tmp_path, list_jobs):
-    jobs, shards = list_jobs(), []
-    for command, variables in (jobs[0], jobs[6], jobs[-1]):
-        _, commands, _ = run(tmp_path, command, variables)
+    command, variables = list_jobs()
+    assert len(variables) == 50
+    for shard in (1, 7, 50):
+        _, commands, _ = run(tmp_path, command, variables[shard - 1])
         name, *arguments = commands[-1]
         assert name == "prepare"
         types = (TokenizerArguments, PreparationArguments, OutputArguments)
         _, text, output = parse_arguments(types, arguments, "snugbert prepare", "")
         assert text.train_file == ["s3://bucket/text/*.txt.gz"] and text.preprocessing_num_workers == 16
-        assert output.output_dir == "s3://bucket/prepared"
-        shards.append((output.shard_number, output.num_shards))
-    assert shards == [(1, 50), (7, 50), (50, 50)] and len(jobs) == 50
+        assert (output.output_dir, output.shard_number, output.num_shards) == ("s3://bucket/prepared", shard, 50)
 
 
 def run_slurm_job(folder, machines=2, restarts=0, seconds=0, **more):
@@ -129,22 +127,21 @@ def test_slurm_starts_each_machine(tmp_path, monkeypatch, machines):
         assert training.max_steps == 9
 
 
-@pytest.mark.parametrize(
-    ("job", "expected"),
-    [
-        pytest.param({"statuses": (1, 0)}, (0, 2, False), id="a process fails once"),
-        pytest.param({"statuses": (1, 1, 1)}, (1, 3, False), id="a wrong argument"),
-        pytest.param({"statuses": (1, 1, 1), "seconds": 600}, (0, 3, True), id="a machine that always fails"),
-        pytest.param({"statuses": (1, 1, 1), "restarts": 1}, (0, 3, True), id="the same after a restart"),
-        pytest.param({"statuses": (1, 1, 1), "restarts": 100}, (1, 3, False), id="after many restarts"),
-        pytest.param({"statuses": (1,), "seconds": 600, "time_left": "4:59"}, (0, 1, True), id="the time is over"),
-        pytest.param({"machines": 3}, (2, 0, False), id="a batch that cannot be divided"),
-    ],
-)
-def test_slurm_tries_again(tmp_path, job, expected):
-    status, commands, requeued = run_slurm_job(tmp_path, **job)
-    tries = len([command for command in commands if command[1:3] == ["--node-rank", "0"]])
-    assert (status, tries, requeued) == expected
+def test_slurm_tries_again(tmp_path):
+    for job, expected in (
+        ({"statuses": (1, 0)}, (0, 2, False)),  # a process fails once
+        ({"statuses": (1, 1, 1)}, (1, 3, False)),  # a wrong argument
+        ({"statuses": (1, 1, 1), "seconds": 600}, (0, 3, True)),  # a machine that always fails
+        ({"statuses": (1, 1, 1), "restarts": 1}, (0, 3, True)),
+        ({"statuses": (1, 1, 1), "restarts": 100}, (1, 3, False)),
+        ({"statuses": (1,), "seconds": 600, "time_left": "4:59"}, (0, 1, True)),  # the time is over
+        ({"machines": 3}, (2, 0, False)),  # a batch that cannot be divided
+    ):
+        for file in ("commands", "requeued"):
+            (tmp_path / file).unlink(missing_ok=True)
+        status, commands, requeued = run_slurm_job(tmp_path, **job)
+        tries = len([command for command in commands if command[1:3] == ["--node-rank", "0"]])
+        assert (status, tries, requeued) == expected, job
 
 
 @pytest.mark.parametrize("machines", [1, 2])
@@ -163,7 +160,44 @@ def test_kubernetes_starts_all_machines_together(tmp_path, monkeypatch, machines
         assert launch.master_addr == f"{name}-{jobs['name']}-0-0.{name}"
         assert {"s3://bucket/prepared", "s3://bucket/base"} < set(launch.training_script_args)
     assert job["completions"] == job["parallelism"] == int(constant["MACHINES"]) == 2
-    assert job["completionMode"] == "Indexed" and job_set["spec"]["failurePolicy"]["maxRestarts"] > 0
     pod = job["template"]["spec"]
     assert job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"  # otherwise, pods restart one by one
     assert int(constant["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
+
+
+# --- recipes of pretraining ---
+
+
+RECIPES = sorted({*EXAMPLES.glob("pretrain_*.yaml")} - {EXAMPLES / "pretrain_kubernetes.yaml"})
+# Sequences per step, number of GPUs, and the first phase's share of the steps, from the comments.
+STEPS = {
+    "small_corpus": (128, 1, 0.8),
+    "small_corpus_1_gpu": (320, 1, 0.5),
+    "electra_small_corpus": (64, 1, 0.9),
+    "base_1_gpu": (256, 1, 0.9),
+    "base_8_gpus": (1024, 8, 0.9),
+    "large": (32768, 64, 0.9),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_recipes_and_their_comments_have_valid_arguments(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").mkdir()
+    for name in ("corpus/text.txt.gz", "validation.txt.gz"):
+        Path(name).touch()
+    types = (ModelArguments, PretrainingDataArguments, PretrainingArguments)
+    argv = ["--config", str(recipe), "--use_cpu", "true"]  # parsing must work without a GPU
+    _, data_args, training_args = parse_arguments(types, argv, "snugbert pretrain", "")
+    sequences, processes, share = STEPS[recipe.stem.removeprefix("pretrain_")]
+    per_process = training_args.per_device_train_batch_size * training_args.gradient_accumulation_steps
+    assert per_process * processes == sequences
+    assert data_args.parsed_phases[0].share == pytest.approx(share)
+
+    comment = "\n".join(re.findall(r"^#   (.*)", recipe.read_text(), flags=re.MULTILINE)).replace("\\\n", " ")
+    assert f"snugbert pretrain --config examples/{recipe.name}" in comment
+    for command, arguments in re.findall(r"snugbert (vocabulary|prepare|pretrain) (.*)", comment):
+        with pytest.raises(SystemExit):
+            main([command, "--help-all"])
+        known = set(re.findall(r"--\w+", capsys.readouterr().out))
+        assert {word for word in shlex.split(arguments) if word.startswith("--")} <= known
