@@ -113,15 +113,6 @@ def equal(corpus, other, numbers) -> bool:
     return all(np.array_equal(corpus.blocks[number].tokens, other.blocks[number].tokens) for number in numbers)
 
 
-def test_blocks_survive_faults_of_the_network(stored, bucket, faults, words_tokenizer, tmp_path):
-    corpus = open_stored(bucket, words_tokenizer, tmp_path / "blocks")
-    for kind, value in (("status", (500, "InternalError")), ("cut", 10), ("lost", None)):
-        faults.fail(kind, value, times=1, method="GET", path=PART)
-    corpus.blocks.ensure(range(20))
-    assert equal(corpus, stored, range(20)) and corpus.digest == stored.digest
-    assert not list((tmp_path / "blocks").glob("_*"))
-
-
 def test_a_damaged_block_in_the_cache_is_downloaded_again(stored, bucket, words_tokenizer, tmp_path):
     """Also what a killed run left: a whole block is used, an unfinished one is removed."""
     open_stored(bucket, words_tokenizer, tmp_path / "blocks").blocks.ensure(range(3))
