@@ -1,16 +1,10 @@
-"""Which sizes the trainers and predictions choose, and which of them fill their rows."""
+"""Which sizes the trainers choose, and which of them fill their rows."""
 
 import numpy as np
-import torch
 from synthetic import make_teacher, make_trainer
 from torch.utils.data import Subset
 
-import snugbert
-from snugbert.gpu.row_sizes import (
-    choose_fine_tuning_multiple,
-    choose_prediction_multiple,
-    choose_pretraining_multiple,
-)
+from snugbert.gpu.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 
 ON_CUDA = {"bf16": False, "tf32": False, "dataloader_num_workers": 0}
@@ -42,19 +36,3 @@ def test_pretraining_fills_rows_on_cuda_or_on_request(tmp_path, monkeypatch, cap
     trainer = make_trainer(tmp_path, **options)
     (batch,) = trainer.get_eval_dataloader(Subset(trainer.phases[0].dataset, range(8)))  # as with --max_eval_samples
     assert batch["num_sequences"] == 8 and batch["input_ids"].shape[1] % 4 == 0
-
-
-def test_prediction_fills_rows_of_several_batches_on_cuda_only(monkeypatch):
-    class Other(snugbert.SnugBertModel):
-        pass
-
-    def choose(model_class=snugbert.SnugBertModel, batches=3, **fields):
-        with torch.device("meta"):
-            model = model_class(snugbert.SnugBertConfig(**{"attn_implementation": "sdpa"} | fields))
-        return choose_prediction_multiple(model, 4100, batches)
-
-    assert choose() is None
-    monkeypatch.setattr(snugbert.SnugBertModel, "device", torch.device("cuda"))
-    assert (choose(), choose(batches=2), choose(Other)) == (513, None, None)
-    assert choose(position_embedding_type="relative", position_buckets=8) is None
-    assert choose(attn_implementation="eager") is None

@@ -1,11 +1,8 @@
-"""Every variant of a BERT checkpoint loads. Saved models load again with the same outputs."""
+"""Every variant of a BERT checkpoint loads."""
 
-import json
-
-import pytest
 import torch
 from checkpoint_files import write_checkpoint
-from parity import CONFIG, ours_and_stock, ragged_batch
+from parity import ours_and_stock, ragged_batch
 
 import snugbert
 
@@ -55,23 +52,3 @@ def test_every_variant_of_a_bert_file_loads(tmp_path):
         assert torch.equal(
             ours.bert.state_dict()["encoder.layer.2.output.dense.weight"], bare["encoder.layer.2.output.dense.weight"]
         )
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"tie_word_embeddings": False}, {"position_embedding_type": "sinusoidal"}, {"vocab_size": 190}],
-    ids=["untied", "sinusoidal", "resized"],
-)
-def test_variants_of_the_model_round_trip_in_shards(fields, tmp_path):
-    torch.manual_seed(0)
-    model = snugbert.SnugBertForPreTraining(snugbert.SnugBertConfig(**CONFIG | fields))
-    torch.nn.init.normal_(model.cls.predictions.bias)
-    model.resize_token_embeddings(CONFIG["vocab_size"])
-    tied = model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
-    assert tied == fields.get("tie_word_embeddings", True)
-    model.save_pretrained(tmp_path, max_shard_size="100KB")
-    stored = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
-    assert ("cls.predictions.decoder.weight" in stored) != tied  # tied weights are stored once
-    again, report = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()), atol=0, rtol=0)

@@ -1,6 +1,5 @@
 """Runs with `torch_compile` learn the same as runs without it, and soon stop compiling."""
 
-import copy
 import json
 from pathlib import Path
 
@@ -8,20 +7,16 @@ import forked
 import pytest
 import torch
 from finetuning_examples import examples, make_tokenizer, new_model, new_trainer
-from parity import assert_same_gradients, ours_and_stock, ragged_batch
-from parity import packed as pack
 from reference_kernels import acting_as_gpu
 from safetensors.torch import load_file
-from synthetic import CHECKPOINTING, make_teacher, make_trainer
+from synthetic import make_teacher, make_trainer
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
-
-from snugbert.gpu.compilation import compile_model
 
 pytestmark = pytest.mark.usefixtures("new_compiler")
 
 STEPS = 4
-# The same graphs as inductor, run by torch, and without compiled backward passes. These are in the first test.
+# The same graphs as inductor, run by torch. Compiled backward passes are in test_graphs_in_training.py.
 TRACED = {"torch_compile": True, "torch_compile_backend": "eager"}
 SMALL_BATCHES = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 
@@ -65,44 +60,6 @@ def assert_same_run(folder: Path, expected: Path) -> None:
         assert line == pytest.approx(expected_line, rel=1e-5)
     weights = [load_file(path / "model.safetensors") for path in (folder, expected)]
     torch.testing.assert_close(*weights, atol=2e-5, rtol=0)
-
-
-@pytest.mark.slow
-def test_the_parts_that_a_gpu_compiles_fit_batches_of_all_sizes():
-    """8 batches of random sizes, with dropout. Every second is compared with the eager model."""
-    head = "ForPreTraining"
-    eager, _ = ours_and_stock(head, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, num_hidden_layers=2)
-    compiled = copy.deepcopy(eager.train())
-    generator = torch.Generator().manual_seed(0)
-    with acting_as_gpu():
-        compile_model(compiled, backend="aot_eager")
-        for step in range(8):
-            size, length = (int(torch.randint(low, 12, (), generator=generator)) for low in (2, 9))
-            inputs = pack(ragged_batch(head, batch=size, length=length))
-            compared = step % 2 == 0
-            losses = []
-            with torch._dynamo.config.patch(error_on_recompile=step > 0):
-                for model in (compiled, eager)[: 1 + compared]:
-                    torch.manual_seed(step)
-                    losses.append(model(**inputs).loss)
-                    losses[-1].backward()
-            if compared:
-                torch.testing.assert_close(*losses)
-                assert_same_gradients(compiled, eager)
-            compiled.zero_grad(), eager.zero_grad()
-    # Embeddings, layers, the shorter last layer, and the head with its loss.
-    assert counters["stats"]["unique_graphs"] == 4 and not counters["graph_break"]
-
-
-@pytest.mark.slow
-def test_a_compiled_run_with_checkpointing_equals_an_eager_run(tmp_path):
-    """With both kinds of checkpointing. A run that is not compiled has no graphs."""
-    assert train(tmp_path / "eager", evaluates=False) == [0] * STEPS
-    for reentrant in (True, False):
-        options = {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": reentrant}}
-        graphs = train(tmp_path / "compiled", evaluates=False, **options, **TRACED, overwrite_output_dir=True)
-        assert 2 <= graphs[0] == graphs[-1] and not counters["graph_break"]
-        assert_same_run(tmp_path / "compiled", tmp_path / "eager")
 
 
 @pytest.mark.slow

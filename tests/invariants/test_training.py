@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import shutil
 import signal
 from itertools import islice, pairwise, repeat
 from pathlib import Path
@@ -14,12 +13,7 @@ import torch
 from finetuning_examples import KeepGradients, make_tokenizer
 from safetensors.torch import load_file
 from synthetic import ARGUMENTS, RandomExamples, make_pair, note_batches, tiny_model, without_times
-from transformers import (
-    BertConfig,
-    BertForPreTraining,
-    DataCollatorForTokenClassification,
-    TrainerCallback,
-)
+from transformers import BertConfig, BertForPreTraining, DataCollatorForTokenClassification, TrainerCallback
 
 import snugbert
 from snugbert.data.corpus.corpus import open_corpus
@@ -29,7 +23,7 @@ from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretra
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.run.checkpoints import find_newest_checkpoint, write_manifest
+from snugbert.trainers.run.checkpoints import find_newest_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -254,21 +248,6 @@ def test_one_process_equals_two_and_resumes_their_checkpoint(material, tmp_path)
     two_processes = snugbert.SnugBertForPreTraining.from_pretrained(two)
     for model in (two_processes, resumed.model):
         assert_same_weights(model, one.model, atol=5e-5, rtol=0)
-
-
-def test_resuming_is_fast_at_any_step(material, straight, tmp_path):
-    """Resumes at step 1,000,000 without replaying the steps before, and trains on the examples of that step."""
-    shutil.copytree(Path(straight.args.output_dir) / "checkpoint-3", tmp_path / "checkpoint-3")
-    state = tmp_path / "checkpoint-3/trainer_state.json"
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": 10**6}))
-    write_manifest(state.parent)
-    resumed = make_trainer(material, tmp_path, "24:100%", max_steps=10**6 + 1, save_strategy="no", eval_strategy="no")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))  # replaying would take hours
-    dataset = resumed.phases[0].dataset
-    batch = resumed.data_collator(
-        [dataset.get_example(*divmod(10**6 * 18 + index, len(dataset))) for index in range(18)]
-    )
-    assert resumed.seen == [sequences_of(batch)]
 
 
 @pytest.mark.parametrize("collate", ["packed", "padded"])

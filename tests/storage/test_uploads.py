@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from snugbert.errors import InputError
-from snugbert.files import LOCK_NAME, lock_file
 from snugbert.storage import inputs as staging
 from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output, write_output
@@ -79,13 +78,6 @@ def test_after_a_failed_upload_the_message_names_the_local_folder(output, bucket
     assert list_folder(stored) == list_folder(kept) == dict.fromkeys(("a", "b", "config.json"), "text")
 
 
-def test_a_run_that_removes_its_local_files_keeps_its_lock(output):
-    with lock_file(output.folder / LOCK_NAME):
-        (output.folder / "file").touch()
-        output.clear()
-        assert [path.name for path in output.folder.iterdir()] == [LOCK_NAME]
-
-
 def test_a_second_process_is_refused_until_the_first_ends(bucket, tmp_path):
     here, elsewhere = (RemoteOutput(tmp_path / name / "run", f"{bucket.url}/run") for name in ("here", "elsewhere"))
     lock = bucket.folder / "run/_lock"
@@ -107,16 +99,6 @@ def test_a_second_process_is_refused_until_the_first_ends(bucket, tmp_path):
         pass
     with elsewhere.lock():
         pass
-
-
-def test_a_lost_store_does_not_hide_the_error_that_ended_the_run(bucket, tmp_path, monkeypatch, caplog):
-    def fail(url):
-        raise InputError("no answer.")
-
-    with pytest.raises(ZeroDivisionError), RemoteOutput(tmp_path, f"{bucket.url}/run").lock():
-        monkeypatch.setattr(remote_outputs, "remove", fail)
-        raise ZeroDivisionError
-    assert "stays locked for other machines. no answer." in caplog.text
 
 
 def test_a_command_and_a_run_do_not_write_one_folder(output, bucket, tmp_path):

@@ -7,10 +7,9 @@ import torch
 from emulated_graphs import emulated_graphs
 from finetuning_examples import examples, make_tokenizer, new_model, new_trainer
 from safetensors.torch import load_file
-from synthetic import CHECKPOINTING, make_trainer, tiny_model, without_times
+from synthetic import CHECKPOINTING, make_trainer, without_times
 from torch._dynamo.utils import counters
 
-import snugbert
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.gpu import cuda_graphs
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
@@ -110,46 +109,15 @@ def test_own_code_may_depend_on_more_than_the_batch(tmp_path, caplog, monkeypatc
     monkeypatch.setattr(cuda_graphs, "are_on_gpu", lambda tensors: True)
     caplog.set_level(logging.INFO, "snugbert")
     like = make_trainer(tmp_path, max_steps=2, torch_compile=False, pad_to_multiple_of=128)
-    own_model = OwnModel(like.model.config)
-    for trainer_class, model, setting, expected in (
-        (OwnLoss, like.model, None, False),
-        (OwnLoss, like.model, True, True),
-        (PretrainingTrainer, own_model, None, False),
-        (PretrainingTrainer, own_model, True, True),
-        (PretrainingTrainer, like.model, None, True),
-        (PretrainingTrainer, like.model, False, False),
+    options = {"model": like.model, "args": like.args, "train_dataset": like.train_dataset}
+    for trainer_class, setting, expected in (
+        (OwnLoss, None, False),
+        (OwnLoss, True, True),
+        (PretrainingTrainer, None, True),
+        (PretrainingTrainer, False, False),
     ):
         caplog.clear()
         like.args.cuda_graphs = setting
-        trainer = trainer_class(
-            model=model, args=like.args, train_dataset=like.train_dataset, data_collator=like.data_collator.collate
-        )
+        trainer = trainer_class(data_collator=like.data_collator.collate, **options)
         assert trainer.graphs.are_used() == expected
         assert caplog.text.count(" may depend on more than the batch") == (setting is None and not expected)
-
-
-class OwnModel(snugbert.SnugBertForPreTraining):
-    pass
-
-
-def test_a_new_model_for_each_training(tmp_path):
-    """Evaluation comes before training, which makes a new model."""
-    logs = []
-    with emulated_graphs():
-        for graphs in (False, True):
-            options = {"pad_to_multiple_of": 128, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2}
-            like = make_trainer(tmp_path / str(graphs), cuda_graphs=graphs, **options)
-            models = [tiny_model(), tiny_model()]
-            with torch.no_grad():
-                models[1].cls.predictions.bias.add_(torch.randn(models[1].cls.predictions.bias.shape))
-            trainer = PretrainingTrainer(
-                model_init=iter(models).__next__,
-                args=like.args,
-                train_dataset=like.train_dataset,
-                eval_dataset=like.eval_dataset,
-                data_collator=like.data_collator.collate,
-            )
-            trainer.evaluate()
-            trainer.train()
-            logs.append(without_times(trainer.state.log_history))
-    assert logs[0] == logs[1]

@@ -3,26 +3,20 @@
 import json
 import logging
 import os
-import re
 import stat
-from pathlib import Path
 
 import pytest
 import torch
 from parity import CONFIG
 from synthetic import make_trainer
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
 import snugbert
 from snugbert.data.packed_batches import IgnorePadding
-from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
-from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.trainer import RunTrainer
 
-PAGE = Path(__file__).parents[2] / "docs/decisions/private-methods-of-trainer.md"
 
-
-def test_a_resumed_run_prints_lines_and_no_false_warnings(tmp_path, capsys, caplog, monkeypatch):
+def test_a_resumed_run_prints_no_false_warnings_and_files_have_the_umask(tmp_path, caplog, monkeypatch):
     """Tied weights are stored once. Trainer reports the other name as missing."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     trainer, umask = make_trainer(tmp_path, max_steps=2, save_steps=2), os.umask(0o027)
@@ -31,8 +25,6 @@ def test_a_resumed_run_prints_lines_and_no_false_warnings(tmp_path, capsys, capl
     os.umask(umask)
     for folder in (tmp_path, tmp_path / "checkpoint-2"):
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.is_file()} == {0o640}
-    printed = capsys.readouterr().err.splitlines()
-    assert [line.split("  ")[0] for line in printed if "loss" in line] == ["step 1/2", "step 2/2"]
     trainer = make_trainer(tmp_path, max_steps=4, save_steps=2)
     trainer.train(resume_from_checkpoint=True)
     assert "missing keys" not in caplog.text
@@ -67,13 +59,3 @@ def test_labels_at_padding_are_ignored_and_other_batches_stay_as_they_are():
     assert IgnorePadding(lambda rows: rows)(batch)["labels"].tolist() == [[2, -100]]
     for batch in ([torch.ones(2)], {"labels": [[1, 2]], "attention_mask": mask}, {"labels": torch.ones(1, 2).long()}):
         assert IgnorePadding(lambda rows: rows)(batch) is batch
-
-
-def test_few_private_methods_of_trainer_are_overridden():
-    """Each of them once, with a reason in the documentation. One that Trainer no longer has would be missing."""
-    bases = set(Trainer.__mro__)
-    private = {name for base in bases for name in vars(base) if name.startswith("_") and not name.endswith("__")}
-    own = {base for trainer in (PretrainingTrainer, DistillationTrainer) for base in trainer.__mro__} - bases
-    overridden = sorted(name for base in own for name in vars(base) if name in private)
-    table = PAGE.read_text(encoding="utf-8").split("| no longer overridden")[0]
-    assert overridden == sorted(re.findall(r"^\| `(_\w+)` ", table, flags=re.MULTILINE)) and len(overridden) == 7

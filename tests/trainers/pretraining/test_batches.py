@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 from forked import run
-from synthetic import make_trainer
+from synthetic import RandomExamples, make_trainer
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, RunBatches, plan_phases
@@ -39,19 +39,13 @@ def test_the_examples_of_a_step_do_not_depend_on_the_processes():
     ],
 )
 def test_invalid_phases_are_errors(phases, message):
-    class Examples(list):
-        def __init__(self, max_seq_length):
-            super().__init__(range(1000))
-            self.max_seq_length = max_seq_length
-
-    args = PretrainingArguments(
-        max_steps=12, per_device_train_batch_size=9, gradient_accumulation_steps=2, use_cpu=True
-    )
-    with pytest.raises(InputError, match=r"train_dataset is empty\."):
-        plan_phases([[]], [1], args)
+    batches = {"max_steps": 12, "per_device_train_batch_size": 9, "gradient_accumulation_steps": 2}
+    lengths, shares, _ = zip(*parse_phases(phases, "nsp"), strict=True)
+    datasets = [RandomExamples(1000) for _ in lengths]
+    for dataset, length in zip(datasets, lengths, strict=True):
+        dataset.max_seq_length = length
     with pytest.raises(InputError, match=message):
-        lengths, shares, _ = zip(*parse_phases(phases, "nsp"), strict=True)
-        plan_phases([Examples(length) for length in lengths], shares, args)
+        plan_phases(datasets, shares, PretrainingArguments(use_cpu=True, **batches))
 
 
 def train_on(folder, sizes) -> None:

@@ -1,17 +1,13 @@
 """Windows of shuffled blocks: the order of a corpus, whether it is on the disk or in a bucket."""
 
 import hashlib
-import shutil
 from collections import Counter
 from itertools import chain
 
-import forked
 import numpy as np
 import pytest
 from prepared import prepare
-from safetensors.torch import load_file
 from synthetic import make_corpus
-from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 import snugbert
@@ -22,7 +18,6 @@ from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, RunBatches
 from snugbert.trainers.pretraining.block_windows import Window, Windows
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert_cli import main as snugbert_command
 
 # SHA-256 of three epochs, from the last version without windows (commit 7f9e2723).
 ORDERS = {"nsp": "cc704c93a1778251", "sop": "51be1e80e01b3992", "mlm": "9a0c65140dabf09b"}
@@ -65,22 +60,6 @@ def test_an_epoch_visits_every_block_once():
         ]
     assert orders[0] != orders[1] != orders[2]
     assert windows.follow(Window(0, 2)) == (1, 0)
-
-
-@pytest.mark.slow
-def test_an_epoch_of_several_windows_shows_nearly_every_token_once(words_tokenizer, tmp_path):
-    corpus = make_corpus([make_documents(seed) for seed in range(12)])
-    dataset = PretrainingDataset(corpus, words_tokenizer, 32, epochs_dir=tmp_path, window_blocks=3)
-    for epoch in range(2):
-        tables = [dataset.open_table(Window(epoch, number)) for number in range(4)]
-        assert abs(len(dataset) - sum(map(len, tables))) < 0.05 * len(dataset)
-        for number, table in enumerate(tables):
-            window = Window(epoch, number)
-            blocks = dataset.windows.list_blocks(window)
-            assert sorted({*table["block"].tolist(), *table["second_block"].tolist()}) == blocks
-            assert 0.4 < table["label"].mean() < 0.6
-    seen = [tuple(dataset.get_example(0, position)["input_ids"]) for position in range(len(dataset))]
-    assert len(set(seen)) > 0.93 * len(seen)
 
 
 # --- a corpus in a bucket ---------------------------------------------------------------------------------------
@@ -150,32 +129,3 @@ def test_windows_that_data_workers_would_leave_behind_are_refused(stored, tmp_pa
         read_batches(dataset, workers=2)
     with pytest.raises(InputError, match=r"--corpus_cache_gb .* is too small: two windows of blocks need"):
         PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=30)
-
-
-FLAGS = "--config_name tiny --max_steps 14 --max_seq_length 32 --use_cpu true --window_blocks 3 --seed 3 "
-FLAGS += "--logging_steps 7 --save_strategy no --learning_rate 1e-3 --bigram_init --optim muon "
-FLAGS += "--config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0"
-
-
-@pytest.mark.slow
-def test_a_run_from_a_bucket_has_the_weights_of_the_local_run(stored, tokenizer, bucket, tmp_path):
-    """Over four windows. With a small cache and a data worker, and with two processes that share a cache.
-
-    With the settings for little text: each process computes initial weights from bigrams, and trains with Muon.
-    """
-    tokenizer.save_pretrained(tmp_path / "tok")
-    shutil.copytree(tmp_path / "corpus", bucket.folder / "corpus")
-
-    def pretrain(name, corpus, *more, processes=1, batch_size=32):
-        paths = ["--tokenizer_name", tmp_path / "tok", "--corpus", corpus, "--output_dir", tmp_path / name]
-        command = ["pretrain", *FLAGS.split(), *paths, "--per_device_train_batch_size", batch_size, *more]
-        process = forked.run(snugbert_command, list(map(str, command)), processes=processes)
-        assert process.returncode == 0, process.stderr
-        return load_file(tmp_path / name / "model.safetensors")
-
-    url, half = f"{bucket.url}/corpus", ["--corpus_cache_gb", 0.5 * measure(tmp_path / "corpus") / 1e9]
-    local = pretrain("local", tmp_path / "corpus")
-    assert_close(pretrain("small", url, *half, "--dataloader_num_workers", 1), local, rtol=0, atol=0)
-    assert not (tmp_path / "small/epochs").exists()
-    two = pretrain("two", url, *half, processes=2, batch_size=16)
-    assert_close(two, local, rtol=0, atol=2e-5)

@@ -14,7 +14,7 @@ from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTrainin
 import snugbert
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.families.loading import load_config
-from snugbert.trainers.pretraining.electra import ElectraPair, load_pair, sample_tokens, shrink_config
+from snugbert.trainers.pretraining.electra import ElectraPair, load_pair, sample_tokens
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
 from snugbert.trainers.pretraining.training_log import TrainingLog, count_batch
 
@@ -177,14 +177,3 @@ def test_a_pair_is_loaded_from_a_folder_or_the_hub(pair, tmp_path, caplog):
             assert torch.equal(loaded.get_parameter(name), parameter.float())
     shutil.rmtree(tmp_path / "pair/generator")
     assert load(tmp_path / "pair").generator.config.hidden_size == 64 and "generator: random weights" in caplog.text
-
-
-def test_the_generator_has_about_the_requested_width():
-    for size, share, sizes in (
-        ("mini", 0.25, (64, 2, 256)),
-        ("base", 1 / 3, (256, 4, 1024)),
-        ("tiny", 0.1, (16, 2, 64)),
-        ("large", 1, (1024, 16, 4096)),
-    ):
-        generator = shrink_config(snugbert.SnugBertConfig.from_size(size), share)
-        assert (generator.hidden_size, generator.num_attention_heads, generator.intermediate_size) == sizes

@@ -10,7 +10,7 @@ from transformers import TrainerCallback, get_wsd_schedule
 from snugbert import kernels_snugbert
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining import optimizers
-from snugbert.trainers.pretraining.optimizers import BatchedMuon, MuonWithAdamW
+from snugbert.trainers.pretraining.optimizers import BatchedMuon
 
 
 def with_random_gradients(model, steps):
@@ -110,9 +110,9 @@ def test_the_next_sentence_head_waits_for_pairs(tmp_path, optim):
         torch.testing.assert_close(update, torch.full((2,), 1e-3), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("bf16", [True, False])
-def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path, bf16):
-    trainer = make_trainer(tmp_path, max_steps=1, optim="muon", optim_args="momentum=0.9,nesterov=false", bf16=bf16)
+def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path):
+    """Muon is close to torch's, which rounds to bfloat16."""
+    trainer = make_trainer(tmp_path, max_steps=1, optim="muon", optim_args="momentum=0.9,nesterov=false")
     reference = tiny_model()
     initial = {name: parameter.detach().clone() for name, parameter in reference.named_parameters()}
     linear = ("query", "key", "value", "dense")
@@ -137,20 +137,13 @@ def test_muon_updates_matrices_of_layers_and_adamw_the_rest(tmp_path, bf16):
         fused=True,
     )
     optimizer = trainer.create_optimizer()
-    assert isinstance(optimizer, MuonWithAdamW)
-    in_groups = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    assert sorted(in_groups) == sorted(map(id, trainer.model.parameters()))  # each in one group
     for _ in zip(with_random_gradients(trainer.model, 3), with_random_gradients(reference, 3), strict=True):
         optimizer.step()
         muon.step()
         adamw.step()
     for name, parameter in trainer.model.named_parameters():
-        if name not in of_layers:
-            assert torch.equal(parameter, named[name]), name
-        else:  # torch orthogonalizes in bfloat16, and products of several matrices may round differently
-            difference, change = (parameter - named[name]).norm(), (named[name] - initial[name]).norm()
-            assert difference < 0.03 * change, (name, difference / change)
-            assert bf16 or difference > 0, name
+        difference, change = (parameter - named[name]).norm(), (named[name] - initial[name]).norm()
+        assert difference < 0.03 * change if name in of_layers else difference == 0, name
 
 
 def orthogonalized(matrix):
@@ -200,9 +193,7 @@ def test_muon_equals_its_definition(nesterov, adjust_lr_fn, devices, monkeypatch
     [
         ({"optim": "muon", "optim_args": "momentu=0.9"}, "--optim_args momentu=0.9: .*unexpected keyword argument"),
         ({"optim": "lamb"}, r"pip install 'snugbert\[lamb\]'"),
-        ({"lr_scheduler_kwargs": {"num_decay_steps": 0}}, "num_decay_steps 0 must be positive"),
         ({"lr_scheduler_kwargs": {"num_decay_steps": 191}}, r"\(10 \+ 191 steps\) must fit into the run"),
-        ({"lr_scheduler_kwargs": {"decay": 0.5}}, "--lr_scheduler_kwargs .*unexpected keyword argument"),
     ],
 )
 def test_invalid_optimizers_and_schedules_are_errors(tmp_path, monkeypatch, options, message):

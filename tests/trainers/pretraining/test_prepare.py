@@ -1,6 +1,5 @@
 """`snugbert prepare`: shards, mismatches, wrong arguments, and what `--check` finds."""
 
-import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -44,9 +43,6 @@ def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, words_tokenizer
     part.write_bytes(part.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"part-00001-of-00003.arrow is damaged .*prepare"):
         open_corpus(folder, words_tokenizer)
-    shutil.rmtree(folder)
-    with pytest.raises(InputError, match="contains no prepared corpus"):
-        open_corpus(folder, words_tokenizer)
 
 
 WRONG_ARGUMENTS = [
@@ -85,39 +81,20 @@ def test_empty_text_is_refused(tmp_path, words_tokenizer, monkeypatch, capsys, n
     assert open_corpus("shards", words_tokenizer).num_documents == 1
 
 
-def test_bad_text_is_counted(tmp_path, words_tokenizer, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words_tokenizer.save_pretrained("tok")
-    Path("text.txt").write_bytes(b"w1 w2.\nw3 \xff w4.\n\nw5 w6.\n")
-    Path("rows.jsonl").write_bytes(b'{"text": "w7 w8."}\n{"text": null}\n{}\n')
-    arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "rows.jsonl", "--output_dir"]
-    assert snugbert_command([*arguments, "out"]) == 2
-    error = capsys.readouterr().err
-    assert "text.txt, line 2: not UTF-8 (invalid start byte). Convert the file to UTF-8, for example" in error
-    assert snugbert_command([*arguments, "out", "--on_bad_text", "skip"]) == 0
-    output = capsys.readouterr()
-    assert "--on_bad_text skip: 3 bad lines left out. The first: text.txt, line 2: not UTF-8" in output.err
-    assert "3 documents, 3 sentences" in output.out
-
-
 def test_unknown_tokens_are_counted(tmp_path, words_tokenizer, monkeypatch, capsys, caplog):
     """In the last shard that is prepared, and in a corpus that is prepared already."""
     monkeypatch.chdir(tmp_path)
     words_tokenizer.save_pretrained("tok")
     Path("a.txt").write_text("w1 w2 w3 w4 w5 w6 w7\n\n" * 2)
     Path("b.txt").write_text("w1 w2 w3 w4 other\n\n")
-    arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "a.txt", "b.txt", "--preprocessing_num_workers"]
-    arguments += ["2", "--output_dir"]
-    advice = "text that the vocabulary cannot represent. Use another tokenizer, or train one on this text with `snug"
+    arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "a.txt", "b.txt", "--output_dir", "out"]
     for shard, warns in (("2/2", False), ("1/2", True), ("1/2", True)):
-        assert snugbert_command([*arguments, "out", "--shard", shard]) == 0
-        warning = f"out: 5% of the tokens are [UNK], {advice}"
-        assert (warning in caplog.text) == warns and (not warns or len(caplog.records) == 1)
+        assert snugbert_command([*arguments, "--shard", shard]) == 0
+        assert caplog.text.count("out: 5% of the tokens are [UNK], text that the vocabulary cannot") == warns
         caplog.clear()
     Path("none.txt").write_text("no such words\n\nare known\n")
-    message = "every token is [UNK], so no token can be masked. Use another tokenizer"
     assert snugbert_command([*arguments[:4], "none.txt", "--output_dir", "none"]) == 2
-    assert f"none: {message}" in capsys.readouterr().err
+    assert "none: every token is [UNK], so no token can be masked." in capsys.readouterr().err
 
 
 # --- `--check` -------------------------------------------------------------------------------------------------

@@ -11,25 +11,15 @@ import torch
 from huggingface_hub import ModelCard
 from pretraining_command import run
 from safetensors.torch import load_file
-from synthetic import make_corpus, without_times
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertForPreTraining,
-)
+from synthetic import without_times
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, BertForPreTraining
 
 import snugbert
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text
-from snugbert.families.conversion import convert_model
 from snugbert.families.loading import HEAD_WEIGHTS
 from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.trainers.pretraining import pretrain
-from snugbert.trainers.pretraining.batches import Phase
-from snugbert.trainers.pretraining.corpora import collect_example_settings
-from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main as snugbert_command
 
 
@@ -59,30 +49,22 @@ def test_a_run_learns(trained):
 
 
 def test_a_16_bit_checkpoint_trains_float32_weights(small_run, trained, tmp_path):
-    """The same weights as from the same values in float32."""
-    model, weights = snugbert.SnugBertForPreTraining.from_pretrained(trained), []
-    for dtype in (torch.bfloat16, torch.float32):
-        start, output_dir = tmp_path / f"start {dtype}", tmp_path / f"{dtype}"
-        model.to(dtype).save_pretrained(start)
-        more = {"config_name": None, "model_name_or_path": start, "do_eval": "false", "max_steps": 2}
-        assert run(small_run | more, output_dir=output_dir) == 0
-        assert json.loads((output_dir / "config.json").read_text())["dtype"] == "float32"
-        weights.append(load_file(output_dir / "model.safetensors"))
-    assert {tensor.dtype for tensor in weights[0].values()} == {torch.float32}
-    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    start, folder = tmp_path / "start", tmp_path / "run"
+    snugbert.SnugBertForPreTraining.from_pretrained(trained, dtype=torch.bfloat16).save_pretrained(start)
+    more = {"config_name": None, "model_name_or_path": start, "do_eval": "false", "max_steps": 2}
+    assert run(small_run | more, output_dir=folder) == 0
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+    weights = load_file(folder / "model.safetensors").values()
+    assert all(tensor.dtype == torch.float32 for tensor in weights)
+    assert any((tensor != tensor.bfloat16()).any() for tensor in weights)
 
 
-def test_do_eval_alone_does_not_train(small_run, trained, tmp_path, capsys):
-    """Without validation text, it holds out documents. With validation text, it needs no training text."""
-    evaluate = small_run | {"config_name": None, "model_name_or_path": trained, "do_eval": "true"}
-    assert run(evaluate | {"validation_file": None}, output_dir=tmp_path / "held out") == 0
-    assert "eval_mlm_loss" in json.loads((tmp_path / "held out/eval_results.json").read_text())
-    assert run(evaluate | {"train_file": None}, output_dir=tmp_path / "again") == 0
-    folders = trained, tmp_path / "again"
-    losses = [json.loads((folder / "eval_results.json").read_text())["eval_mlm_loss"] for folder in folders]
-    assert losses[0] == pytest.approx(losses[1])
-    assert "eval 0/0" not in capsys.readouterr().err
-    assert not [*tmp_path.rglob("model.safetensors")]
+def test_do_eval_alone_does_not_train(small_run, trained, tmp_path):
+    """Without validation text, it holds out documents. With it, see the test of ELECTRA."""
+    evaluate = {"config_name": None, "model_name_or_path": trained, "do_eval": "true", "validation_file": None}
+    assert run(small_run | evaluate, output_dir=tmp_path) == 0
+    assert "eval_mlm_loss" in json.loads((tmp_path / "eval_results.json").read_text())
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog):
@@ -126,14 +108,13 @@ def test_other_objectives(small_run, tmp_path, capsys, objective):
         assert rates[0] == pytest.approx(0.3 - 0.15 / 7) and 0.15 in rates
 
 
-def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, capsys):
+def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path):
     """Both open alone, the discriminator with every head. Together they have the same metrics as after training."""
     folder, again = tmp_path / "electra", tmp_path / "again"
     electra = small_run | {"objective": "electra", "optim": "muon"}
     electra |= {"max_steps": 4, "save_steps": 4, "config_overrides": "embedding_size=64", "neftune_noise_alpha": 0.1}
     assert run(electra, output_dir=folder) == 0
     results = json.loads((folder / "eval_results.json").read_text())
-    assert f"generator   {folder}/generator\n" in capsys.readouterr().out
     assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + 50 * results["eval_disc_loss"])
     assert results["eval_unigram_disc_accuracy"] == 1 - results["eval_replaced"]
     assert 0 < results["eval_replaced"] < 0.3
@@ -142,10 +123,6 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     for model_class in (snugbert.SnugBertForReplacedTokenDetection, *AUTO_CLASSES.values()):
         model, info = model_class.from_pretrained(folder, output_loading_info=True)
         assert not [name for name in info["missing_keys"] if not HEAD_WEIGHTS.match(name)]
-    AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
-    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
-    for source, stock in ((folder, "ForPreTraining"), (tmp_path / "classifier", "ForSequenceClassification")):
-        assert convert_model(source, tmp_path / f"stock-{stock}", "electra").model_class == f"Electra{stock}"
     generator, info = AutoModelForMaskedLM.from_pretrained(folder / "generator", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert generator.config.hidden_size == model.config.hidden_size // 4
@@ -153,19 +130,15 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
         assert torch.equal(generator.bert.embeddings.get_parameter(name), parameter)
     assert len(AutoTokenizer.from_pretrained(folder / "generator")) == model.config.vocab_size
 
-    resume = {"output_dir": folder, "resume_from_checkpoint": "true"}
-    assert run(electra | resume, max_steps=5) == 0
-    assert run(electra | resume, objective="mlm") == 2
-    assert '--objective "electra" "mlm"' in " ".join(capsys.readouterr().err.split())
+    assert run(electra, output_dir=folder, resume_from_checkpoint="true", max_steps=5) == 0
     results = json.loads((folder / "eval_results.json").read_text())
     more = {"config_name": None, "model_name_or_path": folder, "train_file": None, "do_eval": "true"}
     assert run(electra | more, output_dir=again, config_overrides=None) == 0
     assert json.loads((again / "eval_results.json").read_text())["eval_loss"] == pytest.approx(results["eval_loss"])
-    card = ModelCard.load(folder / "README.md")
-    assert "| generator | 2 layers, hidden size 32, 2 attention heads, " in card.text and "electra" in card.data.tags
+    assert "| generator | 2 layers, hidden size 32, 2 attention heads, " in (folder / "README.md").read_text()
 
 
-def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, capfd):
+def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog):
     """Two lengths in one run, the first without pairs. A run that resumes in the first phase ends like a straight one.
 
     Initial weights from bigrams are computed once. After training with Muon, stock BERT has the same loss.
@@ -185,8 +158,6 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     caplog.clear()
     shutil.copytree(tmp_path / "straight/checkpoint-3", tmp_path / "resumed/checkpoint-3")
     resume = {"output_dir": tmp_path / "resumed", "resume_from_checkpoint": "true"}
-    assert run(small_run | more | resume, phases="20:62.5%,40:37.5%") == 2
-    assert 'objective ["mlm", "nsp"] ["nsp", "nsp"]' in " ".join(capfd.readouterr().err.split())
     run(small_run | more | resume)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
     assert weights[0] == weights[1]
@@ -214,9 +185,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     scores = score_text(stock, AutoTokenizer.from_pretrained(tmp_path / "straight"), held_out)["metrics"]
     for name in ("mlm_loss", "nsp_loss"):
         assert scores[name] == pytest.approx(results[f"eval_{name}"], rel=1e-5)
-    card = ModelCard.load(tmp_path / "straight/README.md")
-    assert card.data.language == "de"  # the corpus records its language
-    assert "| initial weights | bigrams of the training text |" in card.text
+    assert ModelCard.load(tmp_path / "straight/README.md").data.language == "de"  # the corpus records its language
 
 
 def test_examples_are_shown(small_run, capsys):
@@ -226,8 +195,6 @@ def test_examples_are_shown(small_run, capsys):
     assert "[MASK]{" in shown and shown.count("to predict") == 3 and "\n3. B is " in shown
     assert run(small_run, **more, phases="40:90%:mlm,40:10%", max_steps=1) == 0  # the second phase gets no steps
     assert "- " in (shown := capsys.readouterr().out) and "B is " not in shown
-    run(small_run, **more, objective="electra")
-    assert "The discriminator reads the generator's predictions" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path):
@@ -236,20 +203,15 @@ def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path):
     weights = (tmp_path / "model.safetensors").read_bytes()
     assert run(small_run, output_dir=tmp_path, seed=1) == 2
     # Even --overwrite_output_dir removes nothing before the new run is about to train.
-    for typo in ({"train_file": "typo.txt"}, {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 4}):
-        assert run(small_run | typo, output_dir=tmp_path, overwrite_output_dir="true") == 2
+    assert run(small_run, train_file="typo.txt", output_dir=tmp_path, overwrite_output_dir="true") == 2
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
     assert (tmp_path / "checkpoint-4/optimizer.pt").exists() and (tmp_path / "eval_results.json").exists()
     assert (tmp_path / "model.safetensors").read_bytes() == weights
-    # It removes the files of the run, but no files of the user with similar names.
-    mine = [tmp_path / "checkpoint-notes" / "notes.txt", tmp_path / "my_results.json", tmp_path / "checkpoint-4.txt"]
-    mine[0].parent.mkdir()
-    for file in mine:
-        file.write_text("mine")
+    # It removes the files of the run, but no file of the user with a similar name.
+    (tmp_path / "checkpoint-4.txt").touch()
     assert run(small_run | {"save_strategy": "no"}, output_dir=tmp_path, seed=1, overwrite_output_dir="true") == 0
     assert (tmp_path / "model.safetensors").read_bytes() != weights
-    assert all(file.read_text() == "mine" for file in mine)
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-4.txt", "checkpoint-notes"]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4.txt"]
 
 
 # Errors of arguments, text and tokenizers that other commands have, too, are in the tests of their modules.
@@ -298,46 +260,3 @@ def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch,
     assert len(error.splitlines()) == 1
     assert message in error
     assert {file.name for file in tmp_path.iterdir()} <= {"_lock", "epochs"}
-
-
-def test_the_recipe_fits_the_text_and_the_model():
-    tiny, large = map(snugbert.SnugBertConfig.from_size, ("tiny", "large"))
-    of_384 = snugbert.SnugBertConfig(hidden_size=384, num_attention_heads=6, intermediate_size=1536)
-    for config, vocab_size, corpus_tokens, recipe in (
-        (tiny, 30_522, 200_000_000, f"{pretrain.SMALL_RECIPE} "),
-        (of_384, 16_384, 11_987_654, f"{pretrain.GPU_RECIPE} "),
-        (tiny, 8_192, 200_000_001, "none "),  # too much text
-        (tiny, 30, 12_000_000, "none "),  # letters
-        (large, 30_522, 11_987_654, "none "),
-    ):
-        config.vocab_size = vocab_size
-        assert pretrain.describe_recipe(config, corpus_tokens).startswith(recipe)
-
-
-# --- what determines the examples of a run ----------------------------------------------------------------------
-
-
-def collect(corpus, objective="nsp", **arguments):
-    phases = [Phase(SimpleNamespace(objective=objective), 1, 1)]
-    data_args, training_args = PretrainingDataArguments(**arguments), PretrainingArguments(use_cpu=True)
-    return collect_example_settings(corpus, phases, data_args, training_args)
-
-
-def test_words_in_the_corpus_change_nothing():
-    corpus = make_corpus([[[[5, 6]], [[7]]]])
-    before = collect(corpus)
-    corpus.settings["continues_word"] = True
-    assert collect(corpus) == before and "continues_word" not in before
-    assert collect(corpus, masking="spans") == before | {"masking": "spans"}
-    assert collect(corpus, mlm_probability="0.3:0.15") == before | {"mlm_probability": "0.3:0.15"}
-
-
-def test_texts_keep_their_names():
-    """Of datasets, and of files next to files in a bucket."""
-    corpus = make_corpus([[[[5, 6]], [[7]]]])
-    for sources, names in (
-        (["dataset owner/name"], ["owner/name"]),
-        (["s3://bucket/1.txt", "2.txt"], ["s3://bucket/1.txt", "2.txt"]),
-    ):
-        corpus.sources = dict.fromkeys(sources, "0")
-        assert list(collect(corpus, "mlm")["text"]) == names

@@ -40,7 +40,6 @@ def test_phases_are_parsed():
         ({"corpus": "a", "train_file": ["b"]}, "--corpus cannot be combined with --train_file or --dataset_name"),
         ({"mlm_probability": "0.3:"}, "--mlm_probability: expected a share, or the first and the last share"),
         ({"mlm_probability": "0.3:0.2:0.1"}, "--mlm_probability: expected a share"),
-        ({"mlm_probability": "15%"}, "--mlm_probability: expected a share"),
         ({"mlm_probability": "0.3:1.5"}, "--mlm_probability: expected a share"),
         ({"masking": "spans", "whole_word_mask": True}, "--masking spans and --whole_word_mask cannot be combined"),
         ({"masking": "span"}, "--masking: unknown value 'span'"),

@@ -1,10 +1,8 @@
 """PretrainingTrainer on datasets and collators of transformers, like Trainer."""
 
 import json
-import random
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from synthetic import ARGUMENTS, VOCAB_SIZE, note_batches, tiny_model
@@ -72,36 +70,11 @@ def test_an_epoch_has_every_example_once_in_a_new_order(tokenizer, tmp_path):
     assert again.seen[0] != trainer.seen[0]
 
 
-def test_the_random_state_of_evaluation_is_the_same_every_time(tokenizer, tmp_path):
-    trainer = make_trainer(tokenizer, tmp_path, None)
-    collate, drawn = trainer.data_collator, []
-
-    def collate_and_draw(features):
-        drawn.append((random.random(), np.random.rand()))
-        return collate(features)
-
-    trainer.data_collator = collate_and_draw
-    states = random.getstate(), np.random.get_state()[1].tolist()
-    trainer.evaluate()
-    trainer.evaluate()
-    assert drawn[0] == drawn[1] and len(drawn) == 2
-    assert states == (random.getstate(), np.random.get_state()[1].tolist())
-
-
 def test_once_per_epoch_is_a_number_of_steps(tokenizer, tmp_path):
     args = {"max_steps": -1, "num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "no"}
     trainer = make_trainer(tokenizer, tmp_path, make_features(tokenizer, 16), **args)
     trainer.train()
     assert [line["step"] for line in trainer.state.log_history if "eval_loss" in line] == [2, 4, 6]
-
-
-def test_the_pretraining_collator_masks_plain_features(tokenizer, tmp_path):
-    collator, seen = snugbert.SnugBertDataCollatorForPretraining(tokenizer), []
-    for name in ("first", "again"):
-        trainer = make_trainer(tokenizer, tmp_path / name, make_features(tokenizer), collator, max_steps=2)
-        trainer.train()
-        seen.append(trainer.seen)
-    assert seen[0] == seen[1] and len(seen[0]) == 2
 
 
 def test_batches_without_labels_are_one_error(tokenizer, tmp_path):

@@ -1,10 +1,8 @@
 """Checkpoints that are complete or absent."""
 
-import errno
 import os
 import resource
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import forked
@@ -55,28 +53,6 @@ def test_machines_without_a_shared_disk_load_the_best_model(tmp_path):
     process = forked.run(train_with_the_best_model, tmp_path, processes=2)
     assert process.returncode == 0, process.stderr
     assert not list((tmp_path / "machine-1").glob("checkpoint-*"))
-
-
-def test_an_unsupported_option_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match="--save_on_each_node is not supported"):
-        make_trainer(tmp_path, save_on_each_node=True)
-
-
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
-def test_a_file_system_that_cannot_sync_folders(number, tmp_path, monkeypatch):
-    """As some network and FUSE file systems. Other errors stop the run."""
-    fsync = os.fsync
-
-    def only_files(descriptor: int) -> None:
-        if os.path.isdir(f"/dev/fd/{descriptor}"):
-            raise OSError(number, os.strerror(number))
-        fsync(descriptor)
-
-    monkeypatch.setattr("os.fsync", only_files)
-    trainer = make_trainer(tmp_path, max_steps=1, save_steps=1)
-    with nullcontext() if number == errno.EINVAL else pytest.raises(InputError, match="could not be written"):
-        trainer.train()
-    assert (tmp_path / "checkpoint-1").exists() == (number == errno.EINVAL)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])

@@ -1,11 +1,9 @@
 """The output folder of a run: what may be overwritten, and which checkpoint is resumed."""
 
-import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import forked
 import pytest
 import torch
 from damage import damage
@@ -15,17 +13,8 @@ from transformers import TrainerState, TrainingArguments
 from snugbert.errors import InputError
 from snugbert.progress import format_bytes
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.run.checkpoints import (
-    UNFINISHED_CHECKPOINT,
-    find_newest_checkpoint,
-    list_checkpoints,
-    publish,
-)
-from snugbert.trainers.run.folder import (
-    check_disk_space,
-    check_output_dir,
-    remove_run,
-)
+from snugbert.trainers.run.checkpoints import UNFINISHED_CHECKPOINT, find_newest_checkpoint, list_checkpoints, publish
+from snugbert.trainers.run.folder import check_disk_space, check_output_dir, remove_run
 
 
 def write_checkpoint(folder: Path, step: int) -> str:
@@ -71,14 +60,6 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     (tmp_path / "config.json").touch()  # of the discriminator. The next model may have no generator.
     remove_run(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "config.json"}
-
-
-def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path, caplog):
-    (Path(write_checkpoint(tmp_path, 10)) / "optimizer.pt").unlink()
-    with pytest.raises(InputError, match="contains a run, but no complete checkpoint"):
-        check_output_dir(arguments(tmp_path, "true"))
-    assert "optimizer.pt cannot be read" in caplog.text
-    assert check_output_dir(arguments(tmp_path, "true", overwrite=True)) is None
 
 
 # --- damaged checkpoints ----------------------------------------------------------------------------------------
@@ -133,25 +114,6 @@ def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(run, tmp_path):
     shutil.copytree(newest, tmp_path / UNFINISHED_CHECKPOINT / newest.name)
     newest.rename(tmp_path / UNFINISHED_CHECKPOINT / f"replaced-{newest.name}")
     assert find_newest_checkpoint(tmp_path) == newest
-
-
-def resume_on_a_machine(folder: Path) -> None:
-    """One of two machines, of which the second has no disk in common with the first, or a shared one."""
-    os.environ["LOCAL_RANK"] = "0"
-    shared, own = folder / "shared", folder / f"machine-{os.environ['RANK']}"
-    if os.environ["RANK"] == "0":
-        write_checkpoint(shared, 3)
-        write_checkpoint(own, 3)
-    assert check_output_dir(arguments(shared, "true")) == str(shared / "checkpoint-3")
-    for resume in ("true", str(own / "checkpoint-3")):
-        with pytest.raises(InputError, match=r"checkpoint-3 of the first machine is missing on .*share, or a bucket"):
-            check_output_dir(arguments(own, resume))
-
-
-@pytest.mark.slow
-def test_machines_need_a_shared_folder(tmp_path):
-    process = forked.run(resume_on_a_machine, tmp_path, processes=2)
-    assert process.returncode == 0, process.stderr
 
 
 # --- free space for checkpoints -----------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""Log lines, and the remaining time of a training run."""
+"""Log lines of a training run."""
 
 import pytest
-from transformers import TrainerState
 
-from snugbert.trainers.run.log import LogLines, ProgressBar, format_log_line
+from snugbert.trainers.run.log import format_log_line
 
 
 @pytest.mark.parametrize(
@@ -26,11 +25,3 @@ from snugbert.trainers.run.log import LogLines, ProgressBar, format_log_line
 )
 def test_log_lines_are_short_and_aligned(logs, line):
     assert format_log_line(logs, 200, 1000) == line
-
-
-def test_other_processes_print_nothing(capsys):
-    state = TrainerState(global_step=1, max_steps=10, is_world_process_zero=False)
-    for callback in (ProgressBar(), LogLines()):
-        callback.on_train_begin(None, state, None)
-        callback.on_log(None, state, None, {"loss": 5.0})
-    assert capsys.readouterr().err == ""

@@ -7,14 +7,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from glue_examples import LARGER, VOCABULARY, arguments, sentences
 from PIL import Image
 from pretraining_command import run
 from safetensors.torch import load_file
 from synthetic import without_times
-from tables import write_csv
 
-from snugbert import SnugBertTokenizer
 from snugbert_cli import main as snugbert_command
 
 wandb = pytest.importorskip("wandb")  # `make test` installs the reporters, but not `make test-lowest`
@@ -107,28 +104,3 @@ def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, received):
         assert all(value > 0 for _, value in metrics["train/tokens_per_second"])
     for _, images in received.values():
         assert images.keys() == {"plots/training"} and {step for step, _ in images["plots/training"]} == {8}
-
-
-def test_each_run_of_a_sweep_reports_its_scores_and_plots(tmp_path, received):
-    SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)}).save_pretrained(tmp_path / "tokenizer")
-    for seed, name in enumerate(("train", "dev", "test")):
-        write_csv(tmp_path / f"{name}.csv", sentences(48, seed))
-    more = {"test_file": tmp_path / "test.csv", "seeds": 2, "num_train_epochs": 1, "project": "sweep", **LARGER}
-    command = arguments(tmp_path, tmp_path / "seeds", **more)
-    assert snugbert_command(["glue", *command, "--report_to", *REPORTERS]) == 0
-    wandb.finish()
-    runs = {(library, key): content for (library, key, _), content in received.items()}
-    folders = sorted((tmp_path / "seeds" / "runs").iterdir())
-    assert [folder.name.rpartition("_")[2] for folder in folders] == ["seed-42", "seed-43"]
-    for folder in folders:
-        results = json.loads((folder / "results.json").read_text())
-        (events,) = (folder / "runs").iterdir()
-        assert events.name.startswith(f"seeds-{folder.name}-")
-        plots = {f"plots/{file.stem}" for file in folder.glob("*.png")}
-        assert plots >= {"plots/learning_curve", "plots/confusion_matrix"}
-        for metrics, images in (read_tensorboard(events), *(runs[name, events.name] for name in REPORTERS[1:])):
-            assert images.keys() == plots
-            for name, set_name in (("eval", "eval"), ("test", "predict")):
-                step, score = metrics[f"{name}/accuracy"][-1]
-                assert step == 3 and score == pytest.approx(results["metrics"][set_name]["accuracy"], rel=1e-6)
-            assert len(metrics["train/loss"]) == 3

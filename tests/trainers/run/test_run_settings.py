@@ -1,8 +1,6 @@
 """A run resumes with its settings. An error names a changed setting. A different number of steps is reported."""
 
-import json
 import logging
-import math
 
 import pytest
 from synthetic import make_trainer
@@ -56,31 +54,6 @@ def test_other_runs_are_refused(checkpoint, tmp_path):
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_changed_data_are_refused_or_reported(tmp_path):
-    trainer = make_trainer(tmp_path / "before", **RUN)
-    trainer.run_settings.data_settings = {"text": {"a.txt": "1", "b.txt": "2"}, "seed": 1}
-    trainer.train()
-    checkpoint = str(tmp_path / "before/checkpoint-2")
-    trainer = make_trainer(tmp_path / "now", **RUN)
-    trainer.run_settings.data_settings = {"text": {"moved/a.txt": "1", "moved/b.txt": "2"}, "seed": 1}
-    trainer.compare_settings(checkpoint)
-    trainer.run_settings.data_settings = {"text": {"a.txt": "1"}, "seed": 2}
-    with pytest.raises(InputError, match=r"seed +1 +2\n +text b\.txt +\"2\" +-\n.*--allow_changed_data"):
-        trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.run_settings.allows_changed_data = True
-    trainer.train(resume_from_checkpoint=checkpoint)
-    assert trainer.run_settings.changes == ['after step 2: seed was 1 and is 2; text b.txt was "2" and is null']
-
-
-def test_an_infinite_clipping_norm_is_stored(tmp_path):
-    run = RUN | {"max_grad_norm": math.inf}
-    make_trainer(tmp_path, **run).train()
-    (tmp_path / "checkpoint-4").rename(tmp_path / "done")
-    trainer = make_trainer(tmp_path, **run)
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.state.global_step == 4 and trainer.state.log_history[-2]["grad_norm"] > 0
-
-
 def test_settings_that_do_not_change_the_outcome_may_change(checkpoint, tmp_path, caplog, monkeypatch):
     changes = {"logging_steps": 0.5, "save_steps": 3, "save_total_limit": 5, "dataloader_num_workers": 1}
     changes |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
@@ -107,9 +80,3 @@ def test_more_steps_are_applied_and_reported(checkpoint, tmp_path, caplog):
     trainer = make_trainer(tmp_path, **RUN | {"max_steps": 12, "warmup_steps": 0})
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
     assert trainer.run_settings.changes == [change, "after step 10: 12 steps instead of 10"]
-
-
-def test_a_damaged_state_is_refused(tmp_path):
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 1, "unknown": 1}))
-    with pytest.raises(InputError, match=r"trainer_state\.json is damaged, or was not written by Trainer"):
-        read_settings(str(tmp_path))

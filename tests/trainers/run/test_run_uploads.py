@@ -9,12 +9,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from synthetic import make_trainer
 
-from snugbert import QuestionAnswering, TextClassification
-from snugbert.data.squad import Question
-from snugbert.tasks.question_answering import QuestionSplit
-from snugbert.tasks.spans import Answer
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.run.run_uploads import NOT_UPLOADED
 
 
 def start_push(self, token=None, private=None) -> None:
@@ -55,15 +50,3 @@ def test_checkpoints_are_uploaded_when_they_are_complete(settings, folders, elec
         assert ({"manifest.json", "optimizer.pt"} <= files) == bool(folder)
         assert ("README.md" in files) == ("training.png" in files) == (not folder)
     assert not [name for name in os.listdir(tmp_path) if name.startswith("_")]
-
-
-def test_predictions_are_not_uploaded(tmp_path):
-    """In none of the formats: our own, `run_glue.py`'s, the leaderboard's and SQuAD v2.0's."""
-    split = QuestionSplit("test", [Question("a", "Who?", "Ada Lovelace.")])
-    QuestionAnswering(version_2_with_negative=True).write(split, [Answer("Ada", -1.5, "Ada", [])], tmp_path)
-    files = [file.name for file in tmp_path.iterdir()]
-    for task in (TextClassification(), TextClassification(task_name="sst2")):
-        files += task.list_prediction_files(split)
-    assert {"predict_null_odds.json", "predict_results.txt", "SST-2.tsv"} <= set(files)
-    results = ["results.json", "predict_results.json"]
-    assert list(filter_repo_objects([*files, *results], ignore_patterns=NOT_UPLOADED)) == results

@@ -127,6 +127,7 @@ def test_early_stopping_keeps_its_count(tmp_path, monkeypatch):
 
 
 # Every two steps, and once per epoch at the end of a run within an epoch.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "settings"),
     [
@@ -193,42 +194,6 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path)
     assert not list(tmp_path.glob("checkpoint-*"))
-
-
-def receive_signals_as_a_worker(folder: Path) -> None:
-    stopping.start_worker(0, 1, 0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
-        signal.raise_signal(number)
-    (folder / "alive").touch()
-    stopping.SIGTERM_SECONDS = -1  # as if time had passed
-    signal.raise_signal(signal.SIGTERM)
-
-
-def test_a_worker_ignores_signals_of_the_stop_and_ends_with_the_run(tmp_path):
-    """At exit, multiprocessing sends SIGTERM to the workers that are left, and waits for them."""
-    assert forked.run(receive_signals_as_a_worker, tmp_path).returncode == -signal.SIGTERM
-    assert (tmp_path / "alive").exists()
-
-
-@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
-def test_a_signal_after_the_last_step_acts_as_before(handler, tmp_path):
-    """The run is complete. A signal that the parent process ignores, as nohup does, is ignored."""
-    signal.signal(signal.SIGINT, handler)
-    trainer = new_trainer(HEADS[0], make_tokenizer(), tmp_path, max_steps=1)
-    finish = trainer._finalize_training
-
-    def interrupted(*args, **kwargs):
-        signal.raise_signal(signal.SIGINT)
-        return finish(*args, **kwargs)
-
-    trainer._finalize_training = interrupted
-    if handler is signal.SIG_IGN:
-        trainer.train()
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train()
-    assert trainer.interrupted is None and trainer.state.global_step == 1
-    assert signal.getsignal(signal.SIGINT) is handler
 
 
 # --- a loss that is not finite ----------------------------------------------------------------------------------
@@ -317,6 +282,7 @@ def sweeps_that_diverge_once(folder: Path) -> None:
         train(folder / name, seeds=2, per_device_train_batch_size=2, logging_steps=100)
 
 
+@pytest.mark.slow
 def test_all_processes_stop_if_one_diverges(tmp_path):
     """They stop after the same step, so that a sweep continues with its next run."""
     process = forked.run(sweeps_that_diverge_once, tmp_path, processes=2)
