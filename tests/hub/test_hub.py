@@ -137,4 +137,4 @@ def test_installed_classes_are_used_and_no_code_of_the_repository_runs(world):
     for name in auto_classes:
         loaded = getattr(transformers, name).from_pretrained("org/poisoned", **options)
         assert type(loaded).__module__.startswith("snugbert."), name
-        assert type(loaded).__name__.removeprefix("SnugBert") in (name.removeprefix("Auto"), name[len("AutoModel") :])
+        assert type(loaded).__name__ == f"SnugBert{name.removeprefix('Auto').replace('ModelFor', 'For')}"
