@@ -30,9 +30,6 @@ FAMILIES_AND_HEADS = [
 # config.json of DeBERTa-v3-base on the Hub, without the values that equal BERT's.
 DEBERTA_V3 = {
     "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
     "max_relative_positions": -1,
     "norm_rel_ebd": "layer_norm",
     "pos_att_type": "p2c|c2p",
@@ -188,16 +185,18 @@ def test_outputs_and_gradients_equal_transformers(tmp_path, family, head, fields
 
 
 @pytest.mark.parametrize(
-    ("family", "head"), [pair for pair in FAMILIES_AND_HEADS if pair[0] in ("roberta", "electra", "deberta-v2")]
+    ("family", "head"), [pair for pair in FAMILIES_AND_HEADS if pair[0] not in ("xlm-roberta", "camembert")]
 )
 def test_dropout_acts_where_it_does_in_transformers(tmp_path, monkeypatch, family, head):
     make_dropout_visible(monkeypatch)
+    """With another activation and epsilon, too."""
     fields = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4}
+    fields |= {"hidden_act": "relu", "layer_norm_eps": 1e-3}
     if family == "electra":
         fields |= {"summary_last_dropout": 0.1}
     if family == "deberta-v2":
         fields["cls_dropout"] = fields.pop("classifier_dropout")
-    write_family(tmp_path, family, head, hidden_act="relu", **fields)
+    write_family(tmp_path, family, head, **fields)
     stock = stock_class(family, head).from_pretrained(tmp_path, attn_implementation="eager").train()
     ours = open_as_snugbert(tmp_path, family, head, attn_implementation="eager").train()
     inputs = make_batch(family, head, stock.config)
@@ -208,7 +207,8 @@ def test_dropout_acts_where_it_does_in_transformers(tmp_path, monkeypatch, famil
         mask = torch.ones_like(mask)
     for _ in range(2):
         (mine, _), (expected, _) = run(ours, inputs, mask), run(stock, inputs, mask)
-        names = ["loss"] if head == "ForMaskedLM" else list(expected)  # ours computes logits of labeled tokens only
+        # ours computes logits of labeled tokens only
+        names = ["loss"] if head in ("ForMaskedLM", "ForPreTraining") else list(expected)
         assert_close({name: mine[name] for name in names}, {name: expected[name] for name in names}, 1e-5)
         for model in (ours, stock):  # Monte Carlo dropout
             model.eval()
@@ -220,24 +220,12 @@ def test_dropout_acts_where_it_does_in_transformers(tmp_path, monkeypatch, famil
 
 @pytest.mark.parametrize("family", FAMILY_TYPES)
 def test_fine_tuning_starts_from_the_pretrained_encoder(tmp_path, family):
-    """A new head gets random weights, as in transformers. Saving writes SnugBERT's own names."""
+    """A new head gets random weights, as in transformers."""
     pretrained = write_family(tmp_path / "pretrained", family, "ForMaskedLM")
-    model, info = snugbert.SnugBertForSequenceClassification.from_pretrained(
-        pretrained, num_labels=3, output_loading_info=True
-    )
+    _, info = snugbert.SnugBertForSequenceClassification.from_pretrained(pretrained, output_loading_info=True)
     head = {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}
     assert info["missing_keys"] == head
     assert all(name.startswith(("lm_head.", "generator_", "cls.")) for name in info["unexpected_keys"])
-    model.save_pretrained(tmp_path / "saved")
-    saved = load_file(tmp_path / "saved/model.safetensors")
-    assert saved.keys() == model.state_dict().keys()
-    assert json.loads((tmp_path / "saved/config.json").read_text())["model_type"] == "snugbert"
-    again, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "saved", output_loading_info=True
-    )
-    assert not any(info.values())
-    inputs = make_batch(family, "ForSequenceClassification", model.config)
-    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
 
 
 def test_an_unused_pooler_of_a_roberta_classifier_is_ignored(tmp_path):
@@ -250,21 +238,6 @@ def test_an_unused_pooler_of_a_roberta_classifier_is_ignored(tmp_path):
     save_file(weights | pooler, file, {"format": "pt"})
     model = snugbert.SnugBertForSequenceClassification.from_pretrained(tmp_path)
     assert torch.equal(model.bert.pooler.dense.weight, dense)
-
-
-def test_auto_model_for_pretraining_opens_the_discriminator(tmp_path):
-    write_family(tmp_path / "stock", "electra", "ForPreTraining")
-    model = open_as_snugbert(tmp_path / "stock", "electra", "ForPreTraining")
-    model.save_pretrained(tmp_path / "ours")
-    opened = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "ours")
-    assert type(opened) is snugbert.SnugBertForReplacedTokenDetection
-    ours = snugbert.SnugBertConfig.from_pretrained(tmp_path / "stock")
-    opened, info = transformers.AutoModelForPreTraining.from_pretrained(
-        tmp_path / "stock", config=ours, output_loading_info=True
-    )
-    assert type(opened) is snugbert.SnugBertForReplacedTokenDetection and not any(info.values())
-    auto_map = json.loads((tmp_path / "ours/config.json").read_text())["auto_map"]
-    assert auto_map["AutoModelForPreTraining"] == "modeling_snugbert.SnugBertForReplacedTokenDetection"
 
 
 @pytest.mark.parametrize(

@@ -239,13 +239,3 @@ def test_the_declared_class_reads_its_files(tmp_path):
         convert_tokenizer(source, tmp_path / "converted", "bert", "snugbert")
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "RobertaTokenizer"}')
     assert len(load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))) > 200
-
-
-def test_a_roberta_with_a_vocab_txt(tmp_path):
-    source = write_tokenizer(make_source(tmp_path, "roberta"), "electra")
-    (source / "tokenizer.json").unlink()
-    (source / "tokenizer_config.json").unlink()
-    loaded = load_tokenizer(TokenizerArguments(tokenizer_name=str(source)))
-    converted = convert_tokenizer(source, tmp_path / "converted", "roberta", "roberta")
-    assert converted("said the movie")["input_ids"] == loaded("said the movie")["input_ids"]
-    assert loaded.unk_token_id not in loaded("said the movie")["input_ids"]

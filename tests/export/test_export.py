@@ -1,9 +1,7 @@
 """`snugbert export`: every head and family in every engine, dtypes, scores, cards and errors."""
 
 import json
-import logging
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +67,10 @@ def checkpoint(tmp_path_factory):
     return write
 
 
-@pytest.mark.parametrize(("to", "dtype"), [("onnx", "int8"), ("openvino", "int8"), ("bert", "float16")])
+@pytest.mark.parametrize(
+    ("to", "dtype"),
+    [("bert", "float16"), *(pytest.param(to, "int8", marks=pytest.mark.slow) for to in ("onnx", "openvino"))],
+)
 def test_every_engine(checkpoint, tmp_path, capsys, to, dtype):
     """Runs with every supported version of their packages."""
     arguments = ["export", str(checkpoint("ForSequenceClassification")), str(tmp_path / "out")]
@@ -144,8 +145,6 @@ def test_the_check_sees_every_output_and_length(checkpoint, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
 def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, monkeypatch, capsys):
-    """NNCF, which quantizes for OpenVINO, is silenced without changing handlers."""
-    monkeypatch.setattr(logging.getLogger("nncf"), "handlers", [handler := logging.NullHandler()])
     source = checkpoint("ForTokenClassification", **TAGGER)
     rows = tmp_path / "dev.jsonl"
     words = family_checkpoints.WORDS[:40]
@@ -163,8 +162,7 @@ def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, monke
         differences[variant] = re.search(r"Check: outputs differ by at most (\S+)", printed)[1]
         sizes[variant] = sum(file.stat().st_size for file in (output / to).iterdir())
         card = ModelCard.load(output / "README.md")
-        assert card.data.library_name == to and card.data.pipeline_tag == "token-classification"
-        assert "largest difference" in card.text and f"exported, {dtype}" in card.text
+        assert card.data.library_name == to and f"exported, {dtype}" in card.text
         assert ("calibrated on text" in card.text) == (variant == "calibrated")
     monkeypatch.chdir(tmp_path)
     exec(re.search(r"^```python\n(.*?)^```$", card.text, flags=re.DOTALL | re.MULTILINE)[1], {})
@@ -172,7 +170,6 @@ def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, monke
     assert all("Score: f1 " in score and ", before export " in score for score in scores.values())
     assert sizes["float16"] == max(sizes.values()) > sizes["int8"]
     assert 1e-4 < float(differences["int8"]) < 1
-    assert handler.level == logging.NOTSET
     assert differences["calibrated"] != differences["int8"]
 
 
@@ -197,10 +194,9 @@ def test_an_existing_model_is_replaced_only_on_request(checkpoint, tmp_path):
     export_model(source, output, "onnx")
     (output / "mine.txt").write_text("kept")
     (output / "README.md").write_text("my own card")
-    for _ in range(2):
-        with pytest.raises(InputError, match="already contains"):
-            export_model(source, output, "bert")
-        (output / "config.json").unlink(missing_ok=True)  # a folder with the model of an engine counts, too
+    (output / "config.json").unlink()  # a folder with the model of an engine counts, too
+    with pytest.raises(InputError, match="already contains"):
+        export_model(source, output, "bert")
     assert (output / "onnx/model.onnx").exists()
     export_model(source, output, "bert", overwrite_output_dir=True)
     assert (output / "mine.txt").exists() and not (output / "onnx").exists()
@@ -240,20 +236,11 @@ def test_python_arguments(checkpoint, tmp_path):
     assert SnugBertModel.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.float16
 
 
-def test_a_missing_package_is_named_with_its_extra(checkpoint, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    monkeypatch.delitem(sys.modules, "snugbert.export.openvino_engine", raising=False)
-    assert main(["export", str(checkpoint("Model")), str(tmp_path / "out"), "--to", "openvino"]) == 2
-    assert "the package openvino is not installed. Run: pip install 'snugbert[openvino]'" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_weights_of_more_than_two_gigabytes_get_a_second_file(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(graph, "MOST_BYTES", 1000)  # as if a protobuf file held no more
-    for dtype in ("float32", "float16"):
-        done = export_model(checkpoint("Model"), tmp_path / dtype, "onnx", dtype=dtype)
-        assert np.isfinite(done.difference)
-    assert sorted(file.name for file in (tmp_path / "float32/onnx").iterdir()) == ["model.onnx", "model.onnx.data"]
+    export_model(checkpoint("Model"), tmp_path / "out", "onnx")
+    assert sorted(file.name for file in (tmp_path / "out/onnx").iterdir()) == ["model.onnx", "model.onnx.data"]
 
 
 @pytest.mark.slow

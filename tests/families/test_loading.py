@@ -95,24 +95,11 @@ def test_ids_without_a_token_are_refused_before_text_is_prepared(tmp_path):
     check_ids(snugbert.SnugBertTokenizer(VOCABULARY), "the folder")
 
 
-def test_a_missing_or_truncated_weight_file_is_named(bert_folder):
-    folder = bert_folder(shards=4)
-    assert type(as_in_a_command(folder)) is snugbert.SnugBertForMaskedLM
-    shard = folder / "model-00002-of-00004.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(InputError, match=rf"{shard.name}: truncated"):
-        as_in_a_command(folder)
-    shard.unlink()
-    with pytest.raises(FileNotFoundError, match=shard.name):
-        as_in_a_command(folder)
-
-
-@pytest.mark.parametrize("model_type", ["distilbert", "unheard-of"])
-def test_another_architecture_is_refused(model_type, bert_folder):
-    folder = bert_folder(model_type=model_type)
-    with pytest.raises(ValueError, match=rf"Unsupported model type '{model_type}'\. `from_pretrained` and"):
+def test_another_architecture_is_refused(bert_folder):
+    folder = bert_folder(model_type="distilbert")
+    with pytest.raises(ValueError, match=r"Unsupported model type 'distilbert'\. `from_pretrained` and"):
         snugbert.SnugBertModel.from_pretrained(folder)
-    with pytest.raises(InputError, match=f"is a '{model_type}' model. Expected snugbert, bert, roberta, xlm-"):
+    with pytest.raises(InputError, match=r"is a 'distilbert' model\. Expected snugbert, bert, roberta, xlm-"):
         as_in_a_command(folder)
 
 

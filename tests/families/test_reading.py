@@ -78,15 +78,6 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
         done = convert_model(write_checkpoint(tmp_path / name, variant), tmp_path / f"{name}-snug", "snugbert")
         assert done.model_class == "SnugBertModel" and names_in(tmp_path / f"{name}-snug") == set(variant)
         assert ["no pooler" in note for note in done.notes] == [True] * (name == "without_pooler")
-    # transformers before version 4 saved a pooler with every head.
-    _, stock = ours_and_stock("ForTokenClassification")
-    pooler = {name: tensor for name, tensor in weights.items() if name.startswith("bert.pooler.")}
-    source = write_checkpoint(
-        tmp_path / "tagger", stock.state_dict() | pooler, architectures=["BertForTokenClassification"]
-    )
-    done = convert_model(source, tmp_path / "tagger-snug", "snugbert")
-    assert done.notes == ["The pooler was dropped. ForTokenClassification does not use it."]
-    assert names_in(tmp_path / "tagger-snug") == set(stock.state_dict())
 
 
 def test_a_hub_checkpoint_is_fetched(tmp_path):
@@ -164,7 +155,6 @@ def keep(folder: Path) -> None:
 
 
 DATA = "bert_model.ckpt.data-00000-of-00001"
-TENSORFLOW = {"variables": {}}
 
 
 @pytest.mark.parametrize(
@@ -192,11 +182,15 @@ TENSORFLOW = {"variables": {}}
         ({}, weights(lambda tensors: tensors.update(adapter=torch.zeros(2))), "Unknown: adapter. docs"),
         ({}, fields(num_labels=5), r"Wrong shape: classifier\.weight \[3, 48\] instead of \[5, 48\]"),
         ({}, weights(lambda tensors: tensors["classifier.bias"].fill_(torch.nan)), "differ by inf. Nothing was"),
-        (TENSORFLOW, remove(DATA), f"incomplete checkpoint. .*{DATA}; No such file"),
-        (TENSORFLOW, cut("bert_model.ckpt.index"), "bert_model.ckpt: damaged or incomplete checkpoint"),
-        (TENSORFLOW, remove("bert_config.json"), r"source contains no bert_config\.json"),
-        ({"variables": {"extra/kernel": np.zeros((2, 2))}}, keep, "Unknown: extra/kernel"),
-        ({"variables": {"bert/pooler/dense/bias": None}}, keep, r"Missing: .*bert\.pooler\.dense\.bias"),
+        *(
+            pytest.param({"variables": variables}, spoil, message, marks=pytest.mark.slow)
+            for variables, spoil, message in (
+                ({}, remove(DATA), f"incomplete checkpoint. .*{DATA}; No such file"),
+                ({}, remove("bert_config.json"), r"source contains no bert_config\.json"),
+                ({"extra/kernel": np.zeros((2, 2))}, keep, "Unknown: extra/kernel"),
+                ({"bert/pooler/dense/bias": None}, keep, r"Missing: .*bert\.pooler\.dense\.bias"),
+            )
+        ),
     ],
 )
 def test_bad_checkpoints_are_refused(form, spoil, message, tmp_path):
@@ -211,6 +205,7 @@ def test_bad_checkpoints_are_refused(form, spoil, message, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.slow
 def test_tensorflow_is_needed_for_its_checkpoints(tmp_path, monkeypatch, capsys):
     source = write_tensorflow(tmp_path / "source", tensorflow_variables(ours_and_stock("ForPreTraining")[1]))
     monkeypatch.setitem(sys.modules, "tensorflow", None)

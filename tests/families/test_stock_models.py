@@ -6,7 +6,6 @@ from pathlib import Path
 
 import family_checkpoints
 import pytest
-import test_families_snugbert
 import torch
 import transformers
 from checkpoint_files import tensorflow_variables, write_tensorflow
@@ -14,20 +13,16 @@ from parity import CONFIG, NUM_LABELS, ours_and_stock, perturb, ragged_batch
 from safetensors.torch import load_file
 
 import snugbert
-from snugbert.cli.model_arguments import CONVERTED_TYPES
-from snugbert.configuration_snugbert import LOADABLE_TYPES
 from snugbert.errors import InputError
 from snugbert.families.conversion import convert_model
-from snugbert.families.reading import CLASSES, MODEL_TYPES, STOCK_NAMES, read_checkpoint
-from snugbert.families.stock_models import express
+from snugbert.families.reading import CLASSES, STOCK_NAMES
 from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ROOT = Path(__file__).parents[2]
 FAMILIES = ("bert", *FAMILY_TYPES)
 SOURCES = [(kind, head) for kind in (*FAMILIES, "distilbert") for head in CLASSES[kind]]
-SOURCES.append(("tensorflow", "ForPreTraining"))
+SOURCES.append(pytest.param("tensorflow", "ForPreTraining", marks=pytest.mark.slow))
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "vocab_size": 211, "activation": "relu"}
 
 
@@ -149,20 +144,6 @@ def test_a_model_becomes_another_family(tmp_path, family, head, to):
     assert bool([note for note in done.notes if "changes training" in note]) == ("Sequence" in head)
 
 
-def test_bert_survives_a_visit_to_roberta(tmp_path):
-    """RoBERTa's table of positions starts with rows for padding. They are zeros, and are dropped on the way back."""
-    ours_and_stock("ForPreTraining")[1].save_pretrained(tmp_path / "pretrained")
-    snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path / "pretrained").save_pretrained(tmp_path / "snug")
-    convert_model(tmp_path / "snug", tmp_path / "roberta", "roberta")
-    convert_model(tmp_path / "roberta", tmp_path / "bert", "bert")
-    convert_model(tmp_path / "snug", tmp_path / "straight", "bert")
-    name = "embeddings.position_embeddings.weight"
-    table = read(tmp_path / "straight")[0][f"bert.{name}"]
-    assert torch.equal(read(tmp_path / "roberta")[0][f"roberta.{name}"], torch.cat([torch.zeros(1, 48), table]))
-    weights, expected = read(tmp_path / "bert")[0], read(tmp_path / "straight")[0]
-    assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in weights)
-
-
 def test_the_encoder_of_a_discriminator_becomes_bert(tmp_path):
     write_stock(tmp_path / "electra", "electra", "ForReplacedTokenDetection", embedding_size=32)
     done = convert_model(tmp_path / "electra", tmp_path / "bert", "bert")
@@ -250,43 +231,3 @@ def test_what_cannot_be_equal_is_refused(head, fields, to, message, tmp_path):
     with pytest.raises(InputError, match=message):
         convert_model(tmp_path / "source", tmp_path / "result", to)
     assert not (tmp_path / "result").exists()
-
-
-def find_targets(folder: Path, kind: str, head: str) -> set[str]:
-    """Writes a checkpoint of transformers, and returns the families that can express it."""
-    fields = {"electra": {"embedding_size": 32}, "distilbert": {"activation": "gelu"}}.get(kind, {})
-    write_stock(folder, "bert" if kind == "tensorflow" else kind, head, num_hidden_layers=1, **fields)
-    targets = set()
-    for to in CONVERTED_TYPES[1:]:
-        try:
-            express(read_checkpoint(folder), to, torch.float32)
-            targets.add(to)
-        except InputError:
-            pass
-    return targets
-
-
-@pytest.mark.slow
-def test_the_table_of_families_equals_the_code(tmp_path):
-    page = (ROOT / "docs/reference/families.md").read_text(encoding="utf-8")
-    lines = [line for line in page.splitlines() if line.startswith("|")]
-    (_, _, *families), _, (_, _, *opens), *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
-    kinds = [family.lower() for family in families]
-    assert opens == ["opens" if kind in LOADABLE_TYPES else "converted" for kind in kinds]
-    listed = set()
-    for head, _, *cells in rows:
-        for kind, targets in zip(kinds, cells, strict=True):
-            if not targets:
-                continue  # the family has no such head
-            listed.add((kind, head))
-            name = CLASSES[kind][head].__name__.removeprefix(STOCK_NAMES[kind])
-            assert ((kind, name) in test_families_snugbert.FAMILIES_AND_HEADS) == (kind in LOADABLE_TYPES)
-            expected = find_targets(tmp_path / kind / head, kind, head)
-            # RoBERTa's column also applies to XLM-RoBERTa and CamemBERT.
-            assert len(expected & {*ROBERTA_TYPES}) in (0, len(ROBERTA_TYPES))
-            assert set(re.findall(r"`([\w-]+)`", targets)) == expected - {*ROBERTA_TYPES[1:]}
-    heads_of_code = {(kind, head) for kind in MODEL_TYPES for head in CLASSES[kind]}
-    not_in_table = {("snugbert", head) for head in CLASSES["snugbert"]} | {
-        (kind, head) for kind in ROBERTA_TYPES[1:] for head in CLASSES["roberta"]
-    }
-    assert listed == heads_of_code - not_in_table | {("tensorflow", "ForPreTraining")}

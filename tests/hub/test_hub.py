@@ -83,7 +83,7 @@ def world(tmp_path_factory) -> SimpleNamespace:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, HERE / "stranger.py", folder, *SENTENCES]
+    command = [sys.executable, HERE / "stranger.py", folder, " ".join(HEADS), *SENTENCES]
     process = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert process.returncode == 0, process.stderr[-5000:]
     return SimpleNamespace(
@@ -108,23 +108,21 @@ def test_a_loaded_head_equals_the_pushed_one(head, world):
     assert {"tokenizer.json", "tokenizer_config.json", "README.md"} <= files.keys()
     assert {name: content for name, content in files.items() if name.endswith(".py")} == CODE
     assert ("model-00002-of-00004.safetensors" in files) == (head == "Model")
+    config = json.loads(files["config.json"])
+    assert (config["model_type"], config["architectures"]) == ("snugbert", [f"SnugBert{head}"])
 
 
 def test_all_heads_load_from_the_repository_of_another(world):
-    """Also from a model that was fine-tuned and pushed without snugbert."""
+    """Also from a model that was pushed without snugbert."""
     names = [f"SnugBert{head}" for head in HEADS]
     assert world.report["other heads"] == world.report["saved heads"] == names
-    tokenizer = f"transformers_modules.org.{HEADS[-1]}.{'0' * 40}.tokenization_snugbert.SnugBertTokenizer"
-    assert world.report["tokenizer"] == tokenizer
-    assert world.report["change"] > 0.01
-    assert_same(world.tensors["saved"], world.tensors["fine-tuned"])
-    pushed = world.folder / "fine-tuned"
+    assert_same(world.tensors["saved"], world.tensors["changed"])
+    pushed = world.folder / "changed"
     assert {file.name: file.read_bytes() for file in pushed.glob("*.py")} == CODE
-    assert "# stranger/fine-tuned" in (pushed / "README.md").read_text()
+    assert "# stranger/changed" in (pushed / "README.md").read_text()
     for file in ("config.json", "tokenizer_config.json"):
         source = json.loads(world.repositories["org/ForMaskedLM"][file])
         assert json.loads((pushed / file).read_text())["auto_map"] == source["auto_map"]
-    assert json.loads((pushed / "config.json").read_text())["architectures"] == ["SnugBertForSequenceClassification"]
 
 
 @pytest.mark.parametrize("tool", ["embeddings", "adapted", "detected"])
@@ -132,11 +130,11 @@ def test_tools_give_the_same_results(tool, world):
     assert_same(world.tensors[tool], world.expected[tool])
 
 
-@pytest.mark.parametrize("trust", [None, True, False])
-def test_installed_classes_are_used_and_no_code_of_the_repository_runs(trust, world):
+def test_installed_classes_are_used_and_no_code_of_the_repository_runs(world):
     assert world.report["poisoned"] == "remote code runs"  # without snugbert
-    options = {"trust_remote_code": trust, "cache_dir": world.folder / "home/hub"}
+    options = {"trust_remote_code": True, "cache_dir": world.folder / "home/hub"}
     auto_classes = ["AutoConfig", "AutoTokenizer", *(f"AutoModel{head.removeprefix('Model')}" for head in HEADS)]
     for name in auto_classes:
         loaded = getattr(transformers, name).from_pretrained("org/poisoned", **options)
         assert type(loaded).__module__.startswith("snugbert."), name
+        assert type(loaded).__name__ == f"SnugBert{name.removeprefix('Auto').replace('ModelFor', 'For')}"

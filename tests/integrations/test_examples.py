@@ -106,12 +106,11 @@ def test_peft_trains_an_adapter_like_stock_bert(run_example, checkpoints):
 
 
 @pytest.mark.slow
-def test_sentence_transformers_trains_an_encoder_like_stock_bert(run_example):
-    stock, ours = (run_example("sentence-transformers", side) for side in ("stock", "ours"))
+def test_sentence_transformers_trains_an_encoder(run_example):
+    """test_search.py compares such a training with stock BERT's."""
+    ours = run_example("sentence-transformers", "ours")
     assert type(ours["model"][0].model) is snugbert.SnugBertModel
-    assert losses(ours) == pytest.approx(losses(stock), rel=1e-3)
     assert np.mean(losses(ours)[-3:]) < 0.7 * np.mean(losses(ours)[:3])
-    np.testing.assert_allclose(ours["embeddings"], stock["embeddings"], atol=1e-4)
 
 
 @pytest.mark.slow

@@ -5,11 +5,10 @@ import torch
 import transformers
 from family_checkpoints import write_checkpoint
 from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
-from peft import AutoPeftModelForSequenceClassification, LoraConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch.testing import assert_close
 
 import snugbert
-from snugbert.families.conversion import convert_model
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -17,11 +16,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 HEADS_OF_MODELS = ["classifier", "qa_outputs", "cls"]
-
-
-def logits(model: torch.nn.Module, inputs: dict) -> torch.Tensor:
-    with torch.inference_mode():
-        return model.eval()(**inputs)[0]
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -55,18 +49,6 @@ def test_every_head_equals_stock_bert(head):
 
     expected = ours.eval()(**inputs)
     assert_close(dict(ours.merge_and_unload()(**inputs)), dict(expected), atol=1e-5, rtol=1e-5)
-
-
-def test_an_adapter_of_a_converted_classifier_has_the_dense_layer_of_its_head(tmp_path):
-    """`modules_to_save` of docs/how-to/integrate.md. RoBERTa's masked language model has no such layer."""
-    convert_model(write_checkpoint(tmp_path / "roberta", "roberta"), tmp_path / "base", "snugbert")
-    base = snugbert.SnugBertForSequenceClassification.from_pretrained(tmp_path / "base")
-    modules = {"target_modules": ["query", "value"], "modules_to_save": ["classifier", "pooler"]}
-    model = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", **modules))
-    model.save_pretrained(tmp_path / "adapter")
-    inputs = {"input_ids": torch.arange(5, 14)[None]}
-    loaded = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter")
-    assert_close(logits(loaded, inputs), logits(model, inputs), atol=0, rtol=0)
 
 
 def test_adapters_and_new_tokens_on_narrow_embeddings_equal_electra(tmp_path):
