@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+from snugbert import SnugBertTokenizer
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.labeled_texts import TextSplit
 from snugbert.tasks.task_arguments import GlueDataArguments
@@ -11,6 +12,7 @@ from snugbert.tasks.task_arguments import GlueDataArguments
 FILLER = "a the film plot story actor scene music long short old new it was and with".split()
 WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILLER, *WORDS["cheerful"], *WORDS["gloomy"]]
+TOKENIZER = SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
 NO_DROPOUT = "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
 NO_FILES = {"train_file": None, "validation_file": None}
 SMALL = "num_hidden_layers=1,hidden_size=32,intermediate_size=64,num_attention_heads=2," + NO_DROPOUT

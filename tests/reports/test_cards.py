@@ -1,12 +1,16 @@
-"""Shared by all model cards: the file, tables, results for the Hub. The card of pretraining."""
+"""Model cards: the file, tables, the card of pretraining, and the card of a fine-tuning run with its metadata."""
 
 import re
 
 import pytest
+import torch
+from finetuning_examples import write_card
 from huggingface_hub import ModelCard, ModelCardData
+from markdown_tables import cells
 
 from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD
-from snugbert.reports.cards import Head, eval_result, package_versions, save_model_card, table
+from snugbert.data.sources import DataSource
+from snugbert.reports.cards import Head, save_model_card, table
 from snugbert.reports.pretrained_card import write_pretraining_card
 
 
@@ -21,10 +25,9 @@ def test_only_generated_cards_are_replaced(text, replaced, tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.text.strip() == text.strip()) != replaced
     if replaced:
-        versions = [f"{package} {version}" for package, version in package_versions().items()]
         assert card.data.license == "mit"
         assert card.text.strip().startswith(f"{OWN_CARD}\n\n# new\n\n")
-        assert all(version in card.text.rpartition("## Versions")[2] for version in versions)
+        assert f"torch {torch.__version__}" in card.text.rpartition("## Versions")[2]
 
 
 def test_table():
@@ -34,14 +37,6 @@ def test_table():
     assert table(("name", "value"), rows) == expected
 
 
-def test_results_have_six_digits_and_an_id():
-    fields = {"task_type": "fill-mask", "metric_type": "loss"}
-    result = eval_result(2.123456789, dataset_name="My Books, 2024", **fields)
-    assert (result.metric_value, result.dataset_type) == (2.12346, "my-books-2024")
-    result = eval_result(1.0, dataset_name="SQuAD", dataset_id="rajpurkar/squad", **fields)
-    assert result.dataset_type == "rajpurkar/squad"
-
-
 def test_model_card(tmp_path):
     (tmp_path / "training.png").touch()
     write_pretraining_card(
@@ -49,7 +44,7 @@ def test_model_card(tmp_path):
         name="me/mini",
         language="en",
         data={"files": "books/train-*.txt.gz | more_*", "tokens": 12_041_234},
-        settings={"parameters": 5_515_010, "learning rate": 1e-3, "phases": "128:90%,512:10%"},
+        settings={"learning rate": 1e-3},
         metrics={"mlm_loss": 5.9194, "mlm_accuracy": 0.1461, "eval_runtime": 3.0},
         baselines={"mlm_loss": 6.5421},
         dataset_name="me/books",
@@ -57,9 +52,70 @@ def test_model_card(tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.library_name == "transformers" and card.data.pipeline_tag == "fill-mask"
     assert card.data.language == "en" and card.data.datasets == ["me/books"] and card.data.license is None
-    assert card.text.count("# me/mini\n") == 1 and "](training.png)" in card.text
+    assert "](training.png)" in card.text and '"me/mini", trust_remote_code=True' in card.text
     rows = [re.split(r" (?<!\\)\| ", line[2:-2]) for line in card.text.splitlines() if line.startswith("| ")]
     assert ["files", r"books/train-\*.txt.gz \| more\_\*"] in rows and ["tokens", "12,041,234"] in rows
-    assert ["learning rate", "0.001"] in rows and ["phases", "128:90%,512:10%"] in rows
     assert ["masked token loss, nats", "5.919", "6.542"] in rows and ["masked token accuracy", "14.6%", ""] in rows
-    assert '"me/mini", trust_remote_code=True' in card.text
+
+
+def source(*fields) -> dict[str, object]:
+    return DataSource(*fields)._asdict()
+
+
+CARD = {
+    "name": "me/mnli",
+    "task": "MNLI",
+    "pipeline_tag": "text-classification",
+    "base_model": "google-bert/bert-base-uncased",
+    "labels": ["entailment", "neutral", "contradiction"],
+    "data": {
+        "train": [source("GLUE MNLI", "train", 800, "nyu-mll/glue", "mnli"), source("more.csv", "train", 1)],
+        "eval": [source("GLUE MNLI", "validation_matched", 90, "nyu-mll/glue", "mnli")],
+        "eval_mm": [source("GLUE MNLI", "validation_mismatched", 90, "nyu-mll/glue", "mnli")],
+        "predict": [source("my reviews, 2024", "test", 70)],
+        "predict_ax": [source("unlabeled.csv", "test", 11)],
+    },
+    "perfect_score": 1,
+    "settings": {"learning_rate": 3e-5, "class_weights": None, "train_file": "/ada/train.csv", "max_eval_samples": 90},
+    "metrics": {
+        "eval": {"accuracy": 0.8412345678, "combined_score": 0.7, "pearson": float("nan")},
+        "eval_mm": {"accuracy": 0.83},
+        "predict": {"exact_match": 0.805, "pearson": 0.9, "f1": None},
+        "predict_ax": {},
+    },
+    "baselines": {"eval": {"answer": "always 'entailment'", "accuracy": 0.3545}},
+}
+
+
+def test_metadata_and_text_of_a_card(tmp_path):
+    plots = ["learning_curve.png", "confusion_matrix.png", "eval_mm_confusion_matrix.png"]
+    for name in (*plots, "another.png"):
+        (tmp_path / name).touch()
+    write_card(tmp_path, **CARD)
+    card = ModelCard.load(tmp_path / "README.md")
+
+    mnli, num_examples = ("nyu-mll/glue", "GLUE MNLI", "mnli"), {"num_examples": 90, "first": 90}
+    own = ("my-reviews-2024", "my reviews, 2024", None)
+    results = card.data.eval_results
+    assert {(result.task_type, result.task_name) for result in results} == {("text-classification", "MNLI")}
+    assert [(each.dataset_split, each.metric_type, each.metric_value, each.dataset_args) for each in results] == [
+        ("validation_matched", "accuracy", 0.841235, num_examples),
+        ("validation_mismatched", "accuracy", 0.83, num_examples),
+        ("test", "exact_match", 0.805, {"num_examples": 70}),
+        ("test", "pearsonr", 0.9, {"num_examples": 70}),
+    ]
+    data = [(each.dataset_type, each.dataset_name, each.dataset_config) for each in results]
+    assert data == [mnli, mnli, own, own]
+    assert card.data.model_name == "me/mnli" and card.data.metrics == ["accuracy", "exact_match", "pearsonr"]
+    assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.pipeline_tag == "text-classification"
+    assert card.data.datasets == ["nyu-mll/glue"]
+    hub = {"hub_id": "nyu-mll/glue", "config_name": "mnli"}
+    assert card.data.training_data == [
+        {"name": "GLUE MNLI", "split": "train", "num_examples": 800, **hub},
+        {"name": "more.csv", "split": "train", "num_examples": 1},
+    ]
+    rows = cells(card.text)
+    assert ["training", "more.csv", "1"] in rows and ["test", "my reviews, 2024", "70"] in rows
+    assert ["validation", "accuracy", "84.12", "35.45 (always 'entailment')"] in rows
+    assert rows[-3:] == [["setting", "value"], ["learning rate", "3e-05"], ["max eval samples", "90"]]
+    assert re.findall(r"!\[.+\]\((.+)\)", card.text) == plots

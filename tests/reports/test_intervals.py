@@ -35,16 +35,17 @@ def plain_bootstrap(number: int, score) -> dict[str, tuple[float, float]]:
     return {name: tuple(np.nanpercentile([metrics[name] for metrics in drawn], TAILS)) for name in names}
 
 
-def assert_equal(ours, expected):
-    assert ours.keys() == expected.keys() and ours
-    for name, interval in expected.items():
+def check(task, split, answers, number: int, score) -> dict[str, tuple[float, float]]:
+    """Compares the scores and their intervals with those of `score`, a function of the drawn examples."""
+    rows, expected = task.measure(split, answers), score(np.arange(number))
+    metrics = task.score(split, rows)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-12, nan_ok=True)
+    ours, plain = bootstrap(rows, partial(task.score, split)), plain_bootstrap(number, score)
+    assert ours.keys() == plain.keys()
+    for name, interval in plain.items():
         assert ours[name] == pytest.approx(interval, abs=1e-12), name
         assert interval[0] <= interval[1]
-
-
-def estimate(task: TextClassification, predictions, references) -> dict[str, tuple[float, float]]:
-    split, answers = task.pair(references, predictions)
-    return bootstrap(task.measure(split, answers), partial(task.score, split))
+    return ours
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,9 @@ def estimate(task: TextClassification, predictions, references) -> dict[str, tup
         (None, list("abcdefghijk"), 120),
         ("cola", ["unacceptable", "acceptable"], 3),  # resamples with one label only: the correlation is 0
         ("mrpc", ["equivalent", "not_equivalent"], 120),  # the checkpoint's ids are not the task's
+        ("qqp", ["not_duplicate", "duplicate"], 120),
+        *((task, ["entailment", "not_entailment"], 120) for task in ("qnli", "rte", "wnli")),
+        ("sst2", ["negative", "positive"], 120),
         # MNLI's diagnostic set has the Matthews correlation of three classes.
         ("mnli", ["entailment", "neutral", "contradiction"], 120),
     ],
@@ -67,19 +71,18 @@ def test_classes(task, labels, number):
     classification.labels = labels
     split, answers = classification.pair(references, predictions)
     split.name = "test_diagnostic" if task == "mnli" else split.name
-    ours = bootstrap(classification.measure(split, answers), partial(classification.score, split))
 
     def score(drawn):
         pair = references[drawn], predictions[drawn]
         if task in ("cola", "mnli"):
             return {"matthews_correlation": sklearn.metrics.matthews_corrcoef(*pair)}
         accuracy = sklearn.metrics.accuracy_score(*pair)
-        if task is None:
+        if task not in ("mrpc", "qqp"):
             return {"accuracy": accuracy}
-        f1 = f1_of_label(*pair, pos_label=0, zero_division=0)
+        f1 = f1_of_label(*pair, pos_label=int(task == "qqp"), zero_division=0)
         return {"accuracy": accuracy, "f1": f1, "combined_score": (accuracy + f1) / 2}
 
-    assert_equal(ours, plain_bootstrap(number, score))
+    assert check(classification, split, answers, number, score)
 
 
 @pytest.mark.parametrize("task", ["stsb", None])
@@ -93,7 +96,7 @@ def test_numbers(task, spread):
         references, predictions = references.round(), predictions.round()
     if spread == "constant":
         predictions[:] = 0.1
-    ours = estimate(TextClassification(task_name=task, do_regression=None if task else True), predictions, references)
+    regression = TextClassification(task_name=task, do_regression=None if task else True)
 
     def score(drawn):
         pair = predictions[drawn].astype(np.float64), references[drawn]
@@ -102,11 +105,8 @@ def test_numbers(task, spread):
         pearson, spearman = pearsonr(*pair).statistic, spearmanr(*pair).statistic
         return {"pearson": pearson, "spearmanr": spearman, "combined_score": (pearson + spearman) / 2}
 
-    expected = plain_bootstrap(80, score)
-    if spread == "constant" and task:
-        assert ours == expected == {}  # the correlations are undefined
-    else:
-        assert_equal(ours, expected)
+    ours = check(regression, *regression.pair(references, predictions), 80, score)
+    assert bool(ours) == (spread != "constant" or task is None)  # correlations with a constant are undefined
 
 
 @pytest.mark.usefixtures("few_resamples")
@@ -120,9 +120,8 @@ def test_label_sets():
         micro, macro = (f1_of_label(*pair, average=average, zero_division=0) for average in ("micro", "macro"))
         return {"micro_f1": micro, "macro_f1": macro, "subset_accuracy": sklearn.metrics.accuracy_score(*pair)}
 
-    assert_equal(
-        estimate(TextClassification(label_separator=","), predictions, references), plain_bootstrap(60, score)
-    )
+    task = TextClassification(label_separator=",")
+    assert check(task, *task.pair(references, predictions), 60, score)
 
 
 TAGS = ["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -140,9 +139,6 @@ def test_entities(nothing_predicted):
     references, predicted = tagged(50)
     if nothing_predicted:
         predicted = [["O"] * len(row) for row in predicted]
-    tagging = Tagging()
-    split, answers = tagging.pair(references, predicted)
-    ours = bootstrap(tagging.measure(split, answers), partial(tagging.score, split))
 
     def score(drawn):
         tags = [[rows[i] for i in drawn] for rows in (references, predicted)]
@@ -150,7 +146,7 @@ def test_entities(nothing_predicted):
         metrics = {name: function(*tags, zero_division=0) for name, function in entities.items()}
         return {**metrics, "accuracy": accuracy_score(*tags)}
 
-    assert_equal(ours, plain_bootstrap(50, score))
+    assert check(Tagging(), *Tagging().pair(references, predicted), 50, score)
 
 
 @pytest.mark.parametrize("share_without_answer", [None, 0.4, 0.0])
@@ -183,9 +179,7 @@ def test_questions(share_without_answer):
         metrics |= {name: value for name, value in best.items() if name.startswith("best_")}
         return {name: value for name, value in metrics.items() if not name.endswith(("total", "_thresh"))}
 
-    ours = bootstrap(task.measure(split, answers), partial(task.score, split))
-    expected = plain_bootstrap(number, score)
-    assert_equal(ours, expected)
+    ours = check(task, split, answers, number, score)
     assert ("NoAns_f1" in ours) == bool(share_without_answer)
 
 

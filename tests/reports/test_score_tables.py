@@ -1,18 +1,15 @@
 """Tables of metrics: one run, means over seeds, the GLUE suite."""
 
-import numpy as np
 import pytest
 from markdown_tables import cells
 
 from snugbert.reports.score_tables import (
     data_table,
-    label_table,
     results_tables,
     select_suite,
     suite_table,
     sweep_tables,
 )
-from snugbert.tasks.classification import TextClassification
 
 
 def test_scores_have_one_scale_and_are_apart_from_counts():
@@ -34,6 +31,14 @@ def test_scores_have_one_scale_and_are_apart_from_counts():
         ["best exact thresh", "-1.2500", ""],
         ["mse", "2.5000", "3.0000 (always no answer)"],
     ]
+    of_type = {"LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 1248}
+    intervals = {"eval": {"f1": (0.7904, 0.8326), "mse": [2.0, 3.125]}}
+    table = results_tables({"eval": {"f1": 0.81256, "mse": 2.5, **of_type}}, {}, 1, intervals)
+    assert [row[1:] for row in cells(table) if row[0] != "set"] == [
+        ["f1", "81.26 (79.0 to 83.3)", ""],
+        ["mse", "2.5000 (2.0000 to 3.1250)", ""],
+        ["LOC", "1,248", "100.00", "25.00", "40.00"],
+    ]
     percent = {"eval": sets["eval"] | {name: 100 * value for name, value in scores.items()}}
     percent |= {"predict_mm": {"accuracy": 91.234}}
     baselines["eval"]["exact"] = 50.0
@@ -47,17 +52,6 @@ def test_scores_have_one_scale_and_are_apart_from_counts():
         ["validation", "dev.json", "1,500"],
         ["validation HasAns", "dev.json", "900"],
         ["validation NoAns", "dev.json", "600"],
-    ]
-
-
-def test_intervals_follow_scores_and_entity_types_have_a_table():
-    of_type = {"LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 1248}
-    intervals = {"eval": {"f1": (0.7904, 0.8326), "mse": [2.0, 3.125]}}
-    table = results_tables({"eval": {"f1": 0.81256, "mse": 2.5, **of_type}}, {}, 1, intervals)
-    assert [row[1:] for row in cells(table) if row[0] != "set"] == [
-        ["f1", "81.26 (79.0 to 83.3)", ""],
-        ["mse", "2.5000 (2.0000 to 3.1250)", ""],
-        ["LOC", "1,248", "100.00", "25.00", "40.00"],
     ]
 
 
@@ -85,10 +79,8 @@ def test_suite_average_equals_the_published_one():
     assert row == [*map(str, PUBLISHED), "56.3"] and "Missing" not in table
 
     # The average of two scores: sqrt(3^2 + 4^2) / 2 = 2.5 below, sqrt(0.5^2 + 1.2^2) / 2 = 0.65 above.
-    intervals = {
-        "mnli": {"eval": {"accuracy": [(matched - 3) / 100, (matched + 0.5) / 100]}},
-        "rte": {"eval": {"accuracy": [(rte - 4) / 100, (rte + 1.2) / 100]}},
-    }
+    ends = {"mnli": [(matched - 3) / 100, (matched + 0.5) / 100], "rte": [(rte - 4) / 100, (rte + 1.2) / 100]}
+    intervals = {task: {"eval": {"accuracy": interval}} for task, interval in ends.items()}
     two = {"mnli": {"eval": metrics["mnli"]["eval"]}, "rte": metrics["rte"]}
     table = suite_table(select_suite(two), select_suite(intervals))
     _, row, ends = cells(table)
@@ -120,18 +112,3 @@ def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
     text = sweep_tables({**summary, "metrics": {"eval": metrics}}, tuple(setting), 1)
     assert "50.00 ± 1.00 (41.0 to 59.0)" in text and "50.00 ± 12.50 (25.0 to 75.0)" in text
     assert "Best setting: batch size 32, learning rate 3e-05, epochs 3. Its validation score is optimistic" in text
-
-
-def test_of_many_labels_the_worst_are_shown():
-    task = TextClassification()
-    task.labels = [f"label_{i}" for i in range(14)]
-    references = np.repeat(np.arange(14), range(14, 0, -1))
-    predicted = np.where(references >= 12, 0, references)  # the last two are never predicted
-    predicted[:3] = 5
-    scores = task.score_labels(*task.pair(references, predicted))
-    text = label_table({"eval": scores})
-    average, *labels = cells(text)[1:]
-    assert average[:2] == ["validation", "average of the labels"] and average[-1].startswith("8")
-    assert labels[0] == ["validation", "label_12", "2", "-", "0.00 (0.0 to 0.0)", "0.00 (0.0 to 0.0)"]
-    assert labels[1][1] == "label_13" and len(labels) == 10
-    assert "never predicted (number of examples): label_12 (2), label_13 (1). " in text

@@ -2,7 +2,7 @@
 
 import pytest
 from datasets import Dataset
-from glue_examples import VOCABULARY
+from glue_examples import TOKENIZER
 
 import snugbert
 from snugbert.tasks.base import Task
@@ -12,7 +12,6 @@ from snugbert.tasks.multiple_choice import MultipleChoice
 from snugbert.tasks.question_answering import QuestionAnswering
 from snugbert.tasks.tagging import Tagging
 
-TOKENIZER = snugbert.SnugBertTokenizer(vocab={token: i for i, token in enumerate(VOCABULARY)})
 LONG = "a film with a long plot and "
 TEXTS = {
     "train": [

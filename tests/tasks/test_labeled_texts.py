@@ -3,14 +3,12 @@
 import json
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
-from glue_examples import VOCABULARY, load_splits
+from glue_examples import TOKENIZER, load_splits
 from tables import write_csv
 
-from snugbert import SnugBertTokenizer
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.glue import TASKS
 from snugbert.errors import InputError
@@ -19,7 +17,6 @@ from snugbert.tasks.labeled_texts import find_text_columns
 from snugbert.tasks.labels import choose_labels, encode_labels
 from snugbert.tasks.task_arguments import GlueDataArguments
 
-TOKENIZER = SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
 # Sizes of train, validation and test, how many validation examples have label 1 (from the datasets' papers), and the
 # label and the beginning of the last text of the first validation example.
 GLUE_FOLDERS = {
@@ -91,24 +88,6 @@ def test_mnli_on_the_hub(monkeypatch):
     assert splits["validation_mismatched"].labels == ["neutral", "neutral"]
     assert splits["test_diagnostic"].labels == [None] * 3
     assert splits["test_diagnostic"].indices == [100, 101, 102]
-
-
-def test_diagnostic_set_is_found(tmp_path):
-    """The diagnostic set is found in its usual places. A file with labels comes first."""
-    plain = "index\tsentence1\tsentence2\n0\tA.\tB.\n"
-    labeled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
-    places = [("AX/AX.tsv", plain), ("diagnostic/diagnostic.tsv", plain), ("MNLI/diagnostic.tsv", plain)]
-    for place, content in [*places, ("diagnostic/diagnostic-full.tsv", labeled)]:
-        (tmp_path / place).parent.mkdir(exist_ok=True)
-        (tmp_path / "MNLI").mkdir(exist_ok=True)
-        (tmp_path / place).write_text(content)
-        for data_dir in (tmp_path, tmp_path / "MNLI"):
-            splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
-            found = splits["test_diagnostic"]
-            assert Path(found.source).resolve() == tmp_path / place
-            label = "neutral" if content == labeled else None
-            assert (found.texts, found.labels, found.rows) == ([["A."], ["B."]], [label], [2])
-            assert [*map(str, found.indices)] == ["0"]
 
 
 def test_files_and_datasets_give_the_same_features(tmp_path):
@@ -214,31 +193,24 @@ def test_rows_without_labels_are_counted_or_left_out(caplog):
 
 
 @pytest.mark.parametrize(
-    ("known", "value", "labeled"),
+    ("known", "model", "value", "labeled"),
     [
-        *((known, value, False) for known in (["a", "b"], [0.5, 2.5]) for value in (-1, "-1")),
-        *(([-1, 1], -1, True), ([-1.0, 0.5], -1, True)),
+        *((known, ["x", "y"], value, False) for known in (["a", "b"], [0.5, 2.5]) for value in (-1, "-1")),
+        *((known, ["x", "y"], -1, True) for known in ([-1, 1], [-1.0, 0.5])),
+        *((None, ["neg", "pos"], -1, False), (None, ["-1", "1"], -1, True)),  # without training, the model decides
     ],
 )
-def test_labels_of_minus_one_are_hidden_unless_training_has_them(known, value, labeled):
-    train = Dataset.from_dict({"text": TEXTS[:2], "label": known})
+def test_labels_of_minus_one_are_hidden_unless_training_has_them(known, model, value, labeled):
+    train = {} if known is None else {"train": [Dataset.from_dict({"text": TEXTS[:2], "label": known})]}
     hidden = Dataset.from_dict({"text": TEXTS, "label": [value] * 4})
     task = TextClassification()
-    splits = task.read_splits({"train": [train], "test": [hidden]})
-    task.choose_labels(splits, SnugBertConfig())
+    splits = task.read_splits({**train, "test": [hidden]})
+    task.choose_labels(splits, SnugBertConfig(id2label=dict(enumerate(model))))
     assert splits["test"].labeled == (splits["test"].references is not None) == labeled
-    if not labeled:
-        splits = task.read_splits({"train": [train], "validation": [hidden]})
+    if train and not labeled:
+        splits = task.read_splits({**train, "validation": [hidden]})
         with pytest.raises(InputError, match=r"\(validation\): every label is -1\. Add labels, or pass .* --test_"):
             task.choose_labels(splits, SnugBertConfig())
-
-
-def test_without_training_the_checkpoint_decides_whether_minus_one_is_a_label():
-    for labels in (["neg", "pos"], ["-1", "1"]):
-        task = TextClassification()
-        splits = task.read_splits({"test": [Dataset.from_dict({"text": TEXTS, "label": [-1] * 4})]})
-        task.choose_labels(splits, SnugBertConfig(id2label=dict(enumerate(labels))))
-        assert splits["test"].labeled == ("-1" in labels)
 
 
 def test_empty_texts_are_kept_and_counted(tmp_path, caplog):

@@ -58,19 +58,17 @@ def check_is_max_context(spans: list[tuple[int, int]], window: int, position: in
     return window == best_span
 
 
-@pytest.mark.parametrize("family", FAMILY_TYPES)
-def test_windows_of_every_family_equal_the_tokenizers_truncation(family, data_dir, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path, family))
-    assert_windows_equal_truncation(tokenizer, 20, 512, 100, data_dir)
-
-
-@pytest.mark.parametrize(("length", "overlap"), [(384, 128), (128, 32), (96, 0)])
-def test_windows_equal_the_tokenizers_truncation(length, overlap, data_dir, tokenizer):
-    assert_windows_equal_truncation(tokenizer, 150, length, overlap, data_dir)
-
-
-def assert_windows_equal_truncation(tokenizer, number, length, overlap, data_dir):
+@pytest.mark.parametrize(
+    ("family", "number", "length", "overlap"),
+    [
+        *((family, 20, 512, 100) for family in FAMILY_TYPES),
+        *((None, 150, length, overlap) for length, overlap in ((384, 128), (128, 32), (96, 0))),
+    ],
+)
+def test_windows_equal_the_tokenizers_truncation(family, number, length, overlap, data_dir, tokenizer, tmp_path):
+    if family is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+        tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path, family))
     file = data_dir / "squad" / "dev-v2.0-half.jsonl.gz"
     questions = random.Random(1).sample(read_questions(file, "dev"), number)
     windows = make_question_windows(questions, tokenizer, length, overlap, max_query_length=length, training=True)

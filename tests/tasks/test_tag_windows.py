@@ -22,19 +22,6 @@ def test_words_of_every_family_are_encoded_as_in_the_stock_script(family, conll,
     put_space_before_words(tokenizer)
     options = {"add_prefix_space": True} if family == "roberta" else {}  # as in run_ner.py
     stock = AutoTokenizer.from_pretrained(tmp_path, **options)
-    assert_encoded_as_by(stock, conll, part, tokenizer)
-    tokenizer.save_pretrained(tmp_path / "saved")
-    (tmp_path / "saved/config.json").write_text(json.dumps({"model_type": "snugbert"}))
-    saved, text = AutoTokenizer.from_pretrained(tmp_path / "saved"), "Who said it?"
-    options = {"return_offsets_mapping": True}
-    assert saved(text, **options) == tokenizer(text, **options) == stock(text, **options)
-
-
-def test_a_sentence_that_fits_is_encoded_as_by_the_tokenizer(conll, part, tokenizer):
-    assert_encoded_as_by(tokenizer, conll, part, tokenizer)
-
-
-def assert_encoded_as_by(stock, conll, part, tokenizer):
     labels = choose_labels(conll, [])
     inputs = make_tagging(labels, tokenizer, 512).encode(part).inputs
     for sentence, row in zip(part.sentences, inputs, strict=True):
@@ -45,6 +32,11 @@ def assert_encoded_as_by(stock, conll, part, tokenizer):
             for before, word in zip([None, *words], words, strict=False)
         ]
         assert row == {**encoded, "labels": expected}
+    tokenizer.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved/config.json").write_text(json.dumps({"model_type": "snugbert"}))
+    saved, text = AutoTokenizer.from_pretrained(tmp_path / "saved"), "Who said it?"
+    options = {"return_offsets_mapping": True}
+    assert saved(text, **options) == tokenizer(text, **options) == stock(text, **options)
 
 
 @pytest.mark.parametrize("way", WAYS)

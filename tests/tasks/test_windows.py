@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from glue_examples import LARGER, VOCABULARY, WORDS, arguments, checkpoint_of, read_predictions, sentences
+from glue_examples import LARGER, TOKENIZER, arguments, checkpoint_of, read_predictions, sentences
 from parity import CONFIG, ours_and_stock
 from tables import write_csv
 from transformers import AutoTokenizer, BertForSequenceClassification
@@ -15,7 +15,6 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 import snugbert_cli
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
 from snugbert.cli.main import run_command
-from snugbert.errors import InputError
 from snugbert.export.export import export_model
 from snugbert.gpu.row_sizes import pad_row
 from snugbert.prediction.predictor import Predictor
@@ -34,14 +33,9 @@ def documents(number: int, seed: int) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> SnugBertTokenizer:
-    return SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
-
-
-@pytest.fixture(scope="module")
-def workshop(tokenizer, tmp_path_factory) -> Path:
+def workshop(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("documents")
-    tokenizer.save_pretrained(folder / "tokenizer")
+    TOKENIZER.save_pretrained(folder / "tokenizer")
     write_csv(folder / "train.csv", documents(160, seed=1))
     write_csv(folder / "dev.csv", documents(50, seed=2))
     return folder
@@ -61,29 +55,29 @@ def run(workshop) -> Path:
     return workshop / "run"
 
 
-def test_windows_have_the_spans_of_question_answering(tokenizer):
+def test_windows_have_the_spans_of_question_answering():
     """Also more texts than the tokenizer gets at once, and texts without words."""
     texts = [row["sentence"] for row in documents(1100, seed=3)] + ["", "good"]
-    columns = tokenize_documents(tokenizer, texts, LENGTH, STRIDE)
+    columns = tokenize_documents(TOKENIZER, texts, LENGTH, STRIDE)
     expected = []
     for text in texts:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
         spans = split_into_spans(len(ids), LENGTH - 2, STRIDE)
-        expected.append([[tokenizer.cls_token_id, *ids[a:b], tokenizer.sep_token_id] for a, b in spans])
+        expected.append([[TOKENIZER.cls_token_id, *ids[a:b], TOKENIZER.sep_token_id] for a, b in spans])
     assert columns["input_ids"].to_pylist() == expected
     assert columns["num_windows"].to_pylist() == [len(windows) for windows in expected]
 
 
-def test_cut_tokens_are_counted(tokenizer):
+def test_cut_tokens_are_counted():
     texts = [row["sentence"] for row in documents(30, seed=4)] + ["good"]
     for columns in ([texts], [texts, texts[::-1]]):
-        encoded, cut = tokenize_texts(tokenizer, columns, LENGTH)
-        whole = tokenizer(*columns)["input_ids"]
+        encoded, cut = tokenize_texts(TOKENIZER, columns, LENGTH)
+        whole = TOKENIZER(*columns)["input_ids"]
         kept = encoded["input_ids"].to_pylist()
-        assert kept == tokenizer(*columns, truncation=True, max_length=LENGTH)["input_ids"]
+        assert kept == TOKENIZER(*columns, truncation=True, max_length=LENGTH)["input_ids"]
         assert cut.tolist() == [len(all_ids) - len(ids) for all_ids, ids in zip(whole, kept, strict=True)]
     task = TextClassification()
-    task.use_tokenizer(tokenizer, LENGTH)
+    task.use_tokenizer(TOKENIZER, LENGTH)
     task.encode(task.make_split([["good " * 23], ["good"]]))
     assert "1 of 2 texts (50.0%) are longer than 16 tokens" in (sentence := task.describe_truncation(["text"]))
     assert "36.0% of their tokens are cut" in sentence  # 9 of 25
@@ -97,7 +91,7 @@ LABELS = {
 
 
 @pytest.mark.parametrize("problem", LABELS)
-def test_loss_and_gradients_equal_a_loop_over_stock_bert(problem, tokenizer):
+def test_loss_and_gradients_equal_a_loop_over_stock_bert(problem):
     """Packed (also items of a token budget), padded, and over accumulated batches of one document each."""
     ours, stock = ours_and_stock("ForSequenceClassification", problem_type=problem)
     generator = np.random.default_rng(0)
@@ -121,7 +115,7 @@ def test_loss_and_gradients_equal_a_loop_over_stock_bert(problem, tokenizer):
     expected = {name: weight.grad for name, weight in stock.named_parameters()}
 
     pack = SnugBertDataCollatorWithPacking()
-    pad = PadNested(tokenizer, padding="max_length", max_length=LENGTH)
+    pad = PadNested(TOKENIZER, padding="max_length", max_length=LENGTH)
     for batches in ([pack([features[:3], features[3]])], [pad(features)], [pack([each]) for each in features]):
         ours.zero_grad()
         items = LABELS[problem].numel()
@@ -133,7 +127,7 @@ def test_loss_and_gradients_equal_a_loop_over_stock_bert(problem, tokenizer):
             torch.testing.assert_close(weight.grad, expected[name], atol=1e-5, rtol=1e-4)
 
 
-def test_batches_that_do_not_fit(tokenizer):
+def test_batches_that_do_not_fit():
     ours, _ = ours_and_stock("ForSequenceClassification")
     batch = SnugBertDataCollatorWithPacking()([{"input_ids": [[1, 2], [3]], "num_windows": 2}])
     for counts in ([1], [2, 1], [2, 0]):
@@ -213,28 +207,9 @@ def test_the_code_of_cards_averages_windows(run, tmp_path, monkeypatch, capsys):
     assert logits[0].softmax(-1).tolist() == pytest.approx(list(row["probabilities"].values()), abs=1e-5)
 
 
-@pytest.mark.slow
-def test_distillation(run, workshop, tmp_path):
-    """The teacher reads its own windows, whatever the student reads."""
-    windows = {"max_seq_length": 64, "doc_stride": None, "cache_dir": tmp_path / "cache"}
-    results = run_glue(workshop, tmp_path / "student", teacher_name_or_path=run, **windows)
-    assert results["metrics"]["eval"]["accuracy"] > 0.9
-
-
-def test_the_stored_windows_have_the_limit_of_the_tokenizer(workshop, tokenizer, tmp_path):
-    SnugBertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=12).save_pretrained(tmp_path / "tokenizer")
+def test_the_stored_windows_have_the_limit_of_the_tokenizer(workshop, tmp_path):
+    SnugBertTokenizer(vocab=TOKENIZER.get_vocab(), model_max_length=12).save_pretrained(tmp_path / "tokenizer")
     flags = {"tokenizer_name": tmp_path / "tokenizer", "max_seq_length": 128, "max_steps": 1, "validation_file": None}
     run_glue(workshop, tmp_path / "out", **flags)
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["document_windows"] == {"max_seq_length": 12, "doc_stride": STRIDE}
-
-
-def test_bad_settings_stop_the_command(workshop, tmp_path):
-    pairs = [{"sentence1": "good", "sentence2": "bad", "label": label} for label in WORDS]
-    file = write_csv(tmp_path / "pairs.csv", pairs)
-    for changes, message in (
-        ({"doc_stride": 14}, "--doc_stride 14 must be less than 14, the number of text tokens in a window"),
-        ({"train_file": file}, "--doc_stride: pairs of texts cannot be cut into windows"),
-    ):
-        with pytest.raises(InputError, match=message):
-            run_glue(workshop, tmp_path / "out", validation_file=None, **changes)

@@ -42,41 +42,20 @@ def test_checkpoints_are_kept_if_the_user_asks(settings, kept, tmp_path):
     assert (args.save_steps, args.save_total_limit) == (500, 3)
     strategy = "epoch" if "load_best_model_at_end" in settings else "steps"
     assert args.save_strategy == settings.get("save_strategy", strategy)
-
-
-def test_the_logits_of_all_examples_are_kept(tmp_path):
-    """The metrics need them."""
+    # The metrics need the logits of all examples.
     args = arguments(tmp_path, prediction_loss_only=True, batch_eval_metrics=True, eval_do_concat_batches=False)
     assert (args.prediction_loss_only, args.batch_eval_metrics, args.eval_do_concat_batches) == (False, False, True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, (3, 1, False)),
-        ({"sweep": "fixed"}, (3, 1, True)),
-        ({"sweep": "stable"}, (20, 5, True)),
-        ({"sweep": "stable", "num_train_epochs": 3.0, "seeds": 1}, (3, 1, True)),  # given values win
-    ],
-)
-def test_stable_runs_have_more_epochs_and_seeds(settings, expected, tmp_path):
-    args = arguments(tmp_path, **settings)
-    assert (args.num_train_epochs, args.seeds, args.sweeps) == expected
-    assert args.warmup_steps == 0.1 and args.optim.startswith("adamw_torch")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"sweep": "papr"}, r"papr is neither a YAML file nor one of paper, fixed, stable\. Did you mean paper\?"),
-        ({"sweep": "./serch.yaml"}, r"serch.yaml is neither a YAML file .* Did you mean .*search.yaml"),
         ({"unfreeze_after_steps": 3}, "--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings"),
         ({"deepspeed": "nofile.json"}, "--deepspeed is not supported. Remove the flag: "),
     ],
 )
-def test_unsupported_arguments_are_refused(settings, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "search.yaml").touch()
+def test_unsupported_arguments_are_refused(settings, message, tmp_path):
     with pytest.raises(InputError, match=message):
         arguments(tmp_path, **settings)
 

@@ -1,6 +1,5 @@
 """The Trainer of fine-tuning: exact losses, frozen layers, the order of predictions."""
 
-import itertools
 from pathlib import Path
 
 import forked
@@ -24,10 +23,10 @@ from sklearn.utils.class_weight import compute_class_weight
 from transformers import TrainerCallback
 
 import snugbert
-from snugbert import SnugBertConfig, SnugBertForSequenceClassification
+from snugbert import SnugBertForSequenceClassification
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import DivergedError
-from snugbert.trainers.finetuning.layers import find_depths, reinitialize_layers
+from snugbert.trainers.finetuning.layers import reinitialize_layers
 from snugbert.trainers.finetuning.losses import class_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -49,16 +48,12 @@ def test_one_batch_equals_accumulated_padded_and_filled_batches(head, weights, t
 
 
 def test_class_weights_equal_torch_and_scikit_learn(tokenizer, tmp_path):
-    data = examples("ForSequenceClassification", 45)
-    labels = np.array(data["label"])
-    balanced = class_weights("balanced", prepare_examples(HEADS[0], tokenizer, data))
-    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
-    np.testing.assert_allclose(balanced, expected, rtol=1e-6)
-    token_examples = examples("ForTokenClassification", 45)
-    tags = np.concatenate(list(token_examples["labels"]))
-    expected_token_weights = compute_class_weight("balanced", classes=np.arange(3), y=tags[tags >= 0])
-    tagging = prepare_examples(HEADS[1], tokenizer, token_examples)
-    np.testing.assert_allclose(class_weights("balanced", tagging), expected_token_weights, rtol=1e-6)
+    for head, column in ((HEADS[1], "labels"), (HEADS[0], "label")):
+        data = examples(head, 45)
+        labels = np.concatenate([np.atleast_1d(each) for each in data[column]])
+        expected = compute_class_weight("balanced", classes=np.arange(3), y=labels[labels >= 0])
+        balanced = class_weights("balanced", prepare_examples(head, tokenizer, data))
+        np.testing.assert_allclose(balanced, expected, rtol=1e-6)
 
     settings = {"class_weights": "balanced", "per_device_train_batch_size": 45, "max_steps": 1}
     loss = new_trainer(HEADS[0], tokenizer, tmp_path, data, **settings).train().training_loss
@@ -70,31 +65,24 @@ def test_class_weights_equal_torch_and_scikit_learn(tokenizer, tmp_path):
     )
 
 
-def test_layerwise_learning_rates(tokenizer, tmp_path):
-    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, layerwise_lr_decay=0.5, learning_rate=1.0, weight_decay=0.01)
+@pytest.mark.parametrize(
+    "fields", [{}, {"embedding_size": 16}, {"position_embedding_type": "relative", "type_vocab_size": 0}]
+)
+def test_layerwise_learning_rates(fields, tokenizer, tmp_path):
+    """Of BERT, and of models with the parts of ELECTRA and DeBERTa."""
+    settings = {"layerwise_lr_decay": 0.5, "learning_rate": 1.0, "weight_decay": 0.01}
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, model=new_model(HEADS[0], **fields), **settings)
     optimizer = trainer.create_optimizer()
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert optimizer.param_groups[0]["lr"] == 1.0  # Trainer logs this rate
     for name, parameter in trainer.model.named_parameters():
+        head = name.startswith(("classifier.", "bert.pooler."))
         layer = name.split(".")[3] if "encoder.layer" in name else None
-        expected = 0.0625 if "embeddings" in name else {None: 1.0, "0": 0.125, "1": 0.25, "2": 0.5}[layer]
+        expected = {None: 1.0 if head else 0.0625, "0": 0.125, "1": 0.25, "2": 0.5}[layer]
         assert rates.pop(id(parameter)) == expected, name
         assert decays[id(parameter)] == (0 if "bias" in name or "LayerNorm" in name else 0.01), name
     assert not rates
-
-
-@pytest.mark.parametrize(
-    "fields", [{"embedding_size": 16}, {"position_embedding_type": "relative", "type_vocab_size": 0}]
-)
-def test_only_the_head_is_above_the_layers(fields):
-    """Models with the parts of ELECTRA and DeBERTa."""
-    config = SnugBertConfig(vocab_size=9, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **fields)
-    model = SnugBertForSequenceClassification(config)
-    depths = {name: find_depths(model)[parameter] for name, parameter in model.named_parameters()}
-    in_layer = {name: int(name.split(".")[3]) + 1 for name in depths if ".layer." in name}
-    head = {name: 3 for name in depths if name.startswith(("classifier.", "bert.pooler."))}
-    assert depths == {name: (in_layer | head).get(name, 0) for name in depths}
 
 
 @pytest.mark.parametrize(
@@ -175,23 +163,6 @@ def test_predictions_equal_single_examples_in_order(head, settings, tokenizer, t
             np.testing.assert_allclose(found, values[0], atol=1e-5)
 
 
-def test_batches_have_no_padding_and_evaluation_starts_with_long_examples(tokenizer, tmp_path):
-    data = examples(HEADS[0], 45)
-    lengths = [len(ids) for ids in data["input_ids"]]
-    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, data, per_device_train_batch_size=8, max_steps=6)
-    seen: dict[bool, list[list[int]]] = {True: [], False: []}
-
-    def note(model, args, inputs):
-        assert inputs["input_ids"].shape == (1, inputs["cu_seq_lens_q"][-1])
-        seen[model.training].append(inputs["cu_seq_lens_q"].diff().tolist())
-
-    trainer.model.register_forward_pre_hook(note, with_kwargs=True)
-    trainer.train()
-    trainer.predict(data)
-    assert sorted(itertools.chain.from_iterable(seen[True])) == sorted(lengths)  # an epoch
-    assert list(itertools.chain.from_iterable(seen[False])) == sorted(lengths, reverse=True)
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_the_loss_of_an_evaluation_is_the_mean_over_all_labels(head, tokenizer, tmp_path):
     """It does not depend on the batch size or on filled rows."""
@@ -235,10 +206,6 @@ def test_rows_are_filled_as_the_device_the_user_and_the_model_allow(tokenizer, t
     own = type("Own", (SnugBertForSequenceClassification,), {})  # its head may treat padding as examples
     for model, more in ((None, {"pad_to_multiple_of": 0}), (relative, {}), (own(new_model(HEADS[0]).config), {})):
         assert multiple(model, **args, **more) == 0
-    # The rows of an evaluation have a multiple of their own.
-    args |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 9}
-    fill = new_trainer(HEADS[0], tokenizer, tmp_path, **args).get_eval_dataloader(examples(HEADS[0], 45)).collate_fn
-    assert expected * 3 / 4 <= fill.pad_to_multiple_of < expected * 3 / 4 + 4
 
 
 def test_nan_logits_are_an_error(tokenizer, tmp_path):
@@ -258,21 +225,6 @@ def test_nan_logits_are_an_error(tokenizer, tmp_path):
     model.load_state_dict(spoiled)
     with pytest.raises(DivergedError, match=r"test: the logits are NaN\. Try without --fp16"):
         new_trainer(HEADS[0], tokenizer, tmp_path, model=model).predict(examples(HEADS[0], 5))
-
-
-def test_bf16_keeps_weights_in_32_bits(tokenizer, tmp_path):
-    """Only matrix products use 16 bits, 8 of them for the significand. Weights and AdamW's steps have 32."""
-    gradients, dtypes = [], []
-    for bf16 in (False, True):
-        trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=45, bf16=bf16)
-        layer = trainer.model.base_model.encoder.layer[0].output.dense
-        layer.register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
-        parameters = list(train_one_step(trainer).parameters())
-        assert {parameter.dtype for parameter in parameters} == {torch.float32}
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
-    assert dtypes == [torch.float32, torch.bfloat16]
-    exact, fast = gradients
-    assert 0 < (fast - exact).norm() < 2**-6 * exact.norm()
 
 
 def train_and_predict(folder: Path, batch_size: int) -> None:

@@ -26,7 +26,6 @@ from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, mean_squared_error
 from tables import write_csv
 from transformers import (
-    AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     DataCollatorWithPadding,
@@ -94,24 +93,6 @@ def test_predictions_are_read_back(run, tmp_path):
         assert list(probabilities.idxmax(axis=1)) == list(frame.predicted_label)
     exec(snippet.replace("classifier", str(tmp_path)), names := {})
     assert len(names["examples"]) == 31 and len(names["wrong"]) == round(31 * (1 - results["eval_accuracy"])) > 0
-
-
-def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path):
-    """A file to score may have more columns of text, in another order."""
-    rows = [
-        {"id": f"id {i}", "title": row["sentence"][::-1], "body": row["sentence"], "mood": row["label"]}
-        for i, row in enumerate(sentences(32, seed=11))
-    ]
-    names = {"text_column_names": "body", "label_column_name": "mood", "validation_file": None, "max_steps": 1}
-    file = write_csv(tmp_path / "train.csv", rows)
-    run_command("glue", arguments(workshop, tmp_path / "model", train_file=file, **names))
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["text_columns"] == ["body"]
-    data = {"train_file": None, "validation_file": file, "label_column_name": "mood"}
-    for changes in ({"text_column_names": "body"}, {}):
-        folder = tmp_path / f"scored-{len(changes)}"
-        run_command("glue", arguments(workshop, folder, **checkpoint_of(tmp_path / "model"), **data, **changes))
-    scored = read_predictions(tmp_path / "scored-0" / "eval_predictions.jsonl")
-    assert scored == read_predictions(tmp_path / "scored-1" / "eval_predictions.jsonl")
 
 
 def test_labeled_test_files_are_scored(run, workshop, tmp_path):
@@ -245,14 +226,10 @@ def test_training_equals_stock_bert_under_trainer(workshop, tmp_path):
 @pytest.mark.slow
 def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
     """A 16-bit checkpoint does, too: see the test above."""
-    weights = []
-    for dtype in ("float32", "bfloat16"):
-        SnugBertConfig.from_size("tiny", num_hidden_layers=1, dtype=dtype).save_pretrained(tmp_path / dtype)
-        changes = {"config_name": tmp_path / dtype, "config_overrides": None, "max_steps": 1}
-        run_command("glue", arguments(workshop, tmp_path / f"trained-{dtype}", **changes))
-        weights.append(load_file(tmp_path / f"trained-{dtype}" / "model.safetensors"))
-    assert {tensor.dtype for tensor in weights[1].values()} == {torch.float32}
-    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    SnugBertConfig.from_size("tiny", num_hidden_layers=1, dtype="bfloat16").save_pretrained(tmp_path / "config")
+    changes = {"config_name": tmp_path / "config", "config_overrides": None, "max_steps": 1}
+    run_command("glue", arguments(workshop, tmp_path / "run", **changes))
+    assert {tensor.dtype for tensor in load_file(tmp_path / "run/model.safetensors").values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -265,6 +242,8 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
         ({"data_dir": "{workshop}", "task_name": "all", **NO_FILES}, "contains no GLUE files such as"),
         ({"task_name": "all"}, "--train_file is for a single task. The data of all tasks come from --data_dir or"),
         ({"task_name": "all", "doc_stride": 3, **NO_FILES}, "--doc_stride cannot read pairs of texts"),
+        ({"doc_stride": 3, "text_column_names": "sentence,sentence"}, "--doc_stride: pairs of texts cannot be cut"),
+        ({"doc_stride": 14, "max_seq_length": 16}, "--doc_stride 14 must be less than 14, the number of text tokens"),
         ({"metric_for_best_model": "matthews"}, r"has no metric 'matthews'\. Choose one of accuracy"),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected one of negative, positive"),
         ({"text_column_names": "label", "label_column_name": "sentence"}, "cannot read texts from column 'label'"),
@@ -284,13 +263,23 @@ def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_classifier_for_other_labels(run, workshop, tmp_path):
-    rows = [{"sentence": word, "label": i} for i, word in enumerate(["a", "the", "film"] * 4)]
-    changes = {**checkpoint_of(run), "train_file": write_csv(tmp_path / "train.csv", rows), "validation_file": None}
+def test_a_classifier_for_other_labels_and_columns(run, workshop, tmp_path):
+    """Its checkpoint stores the columns: a file to score may have more columns of text, in another order."""
+    rows = [{"title": f"{word} a plot", "body": word, "mood": i} for i, word in enumerate(["a", "the", "film"] * 4)]
+    file, flags = write_csv(tmp_path / "train.csv", rows), {"label_column_name": "mood", "validation_file": None}
+    changes = {"train_file": file, "text_column_names": "body", "max_steps": 1}
+    command = arguments(workshop, tmp_path / "model", **checkpoint_of(run) | flags | changes)
     with pytest.raises(InputError, match=r"labels in this data: 12\. To replace .*, add --ignore_mismatched_sizes"):
-        run_command("glue", arguments(workshop, tmp_path / "out", **changes))
-    run_command("glue", arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, max_steps=1))
-    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 12
+        run_command("glue", command)
+    run_command("glue", [*command, "--ignore_mismatched_sizes"])
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert len(config["id2label"]) == 12 and config["text_columns"] == ["body"]
+    flags = checkpoint_of(tmp_path / "model") | flags | {"train_file": None, "validation_file": file}
+    scored = []
+    for changes in ({"text_column_names": "body"}, {}):
+        run_command("glue", arguments(workshop, tmp_path / "scored", **flags | changes))
+        scored.append(read_predictions(tmp_path / "scored/eval_predictions.jsonl"))
+    assert scored[0] == scored[1]
 
 
 def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):

@@ -121,6 +121,8 @@ def test_tags_without_types_and_tags_that_mark_no_entities(tags, workshop, tmp_p
         assert not any("f1" in name or "recall" in name for name in results) and "f1" not in card
         assert predicted == source.replace("about UH", "about IN")
         assert row["predicted_tags"] == ["IN", "NNP", "NNP"]
+        (row,) = Predictor(str(run)).predict([{"text": "then anna"}])
+        assert [(part["type"], part["text"]) for part in row["entities"]] == [("IN", "then"), ("NNP", "anna")]
         assert "the tags mark no entities (such as 'IN', " in caplog.text
         assert "1 word with a tag that is not in" in caplog.text and "such as 'UH'. Such words count" in caplog.text
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from glue_examples import NO_FILES, checkpoint_of
 from glue_examples import arguments as command_line
+from glue_examples import checkpoint_of
 from squad_definition import definition_2
 from squad_forms import flat, load_questions, nested
 
@@ -134,15 +134,6 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path):
         assert odds[question] == pytest.approx(null["start_logit"] + null["end_logit"] - best)
 
 
-def test_limits_of_answers(run, workshop, tmp_path):
-    limits = {"n_best_size": 3, "max_answer_length": 1, "doc_stride": None}
-    run_command("squad", arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, **limits))
-    assert json.loads((tmp_path / "results.json").read_text())["settings"]["doc_stride"] == 6  # 20 // 3
-    n_best = json.loads((tmp_path / "nbest_predictions.json").read_text())
-    assert max(map(len, n_best.values())) == 3
-    assert {len(candidate["text"].split()) for candidates in n_best.values() for candidate in candidates} == {1}
-
-
 def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     rows = stories(6, seed=5)
     rows[1]["answers"] = [("nobody", 4)]
@@ -160,45 +151,25 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     assert f"Such answers are skipped. Skipped questions: 1. The first: {misplaced}" in caplog.text
     # Scoring compares texts, not positions.
     changes = {**checkpoint_of(run), "train_file": None, "validation_file": file, "on_bad_answer": "skip"}
+    changes |= {"n_best_size": 9, "max_answer_length": 2}
     run_command("squad", arguments(workshop, tmp_path / "out", **changes))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_samples"] == 6 and results["eval_exact_match"] == pytest.approx(100 * 5 / 6)
-
-
-def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, caplog):
-    rows = [
-        {"id": "a", "context": " \n ", "question": "who"},
-        {"id": "b", "context": "then anna reed ran", "question": " "},
-        {"id": "c", "context": "then anna reed ran", "question": "who " * 99},
-    ]
-    (tmp_path / "test.json").write_text(json.dumps(rows))
-    files = {"train_file": None, "validation_file": tmp_path / "test.json"}
-    changes = {**checkpoint_of(run), **files, "max_query_length": 3}
-    run_command("squad", arguments(workshop, tmp_path / "out", **changes))
-    for message in ("without text or context: 2.", "truncated to 3 tokens (max_query_length): 1", "are not scored."):
-        assert message in caplog.text
-    answers = json.loads((tmp_path / "out" / "predictions.json").read_text())
-    assert answers["a"] == "" and set(answers) == {"a", "b", "c"}
-    assert all(answer in "then anna reed ran" for answer in answers.values())
+    n_best = json.loads((tmp_path / "out" / "nbest_predictions.json").read_text()).values()
+    assert max(map(len, n_best)) == 9
+    assert {len(candidate["text"].split()) for candidates in n_best for candidate in candidates} == {1, 2}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_file": "missing.json"}, "--train_file: missing.json: no such file"),
         ({"train_file": None}, "--model_name_or_path is missing. This command needs trained weights"),
-        ({"dataset_name": "./broken", **NO_FILES}, "the dataset ./broken cannot be loaded"),
-        ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer"),
-        ({"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1}, "--validation_file: no examples"),
-        ({"max_seq_length": 10}, "max_seq_length 10: a question of 1 tokens leaves 6 for the context"),
-        ({"class_weights": "balanced"}, "--class_weights: Question answering needs training examples with exactly"),
+        ({"train_file": "test.jsonl"}, "no question has an answer"),
+        ({"validation_file": "test.jsonl", "early_stopping_patience": 1}, "--validation_file: no examples"),
     ],
 )
 def test_bad_arguments(changes, message, workshop, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "train.json").write_text("{")
-    changes = {k: v.format(workshop=workshop) if isinstance(v, str) else v for k, v in changes.items()}
+    monkeypatch.chdir(workshop)
     with pytest.raises(InputError, match=message):
         run_command("squad", arguments(workshop, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
