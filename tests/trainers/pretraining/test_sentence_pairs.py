@@ -6,7 +6,9 @@ from random import Random
 import numpy as np
 import pytest
 from family_checkpoints import make_unigram
+from scipy.sparse import csr_matrix
 from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import cross_val_score
 from synthetic import make_corpus
 from tokenizers import Tokenizer, decoders
@@ -199,7 +201,7 @@ def test_every_token_is_shown_and_pairs_are_full(books, corpus, table_of, object
 
 @pytest.mark.slow
 def test_the_segments_do_not_reveal_the_label(books, table_of):
-    """By their lengths or documents. Documents have three sentences.
+    """By their lengths, documents, words or ends. Documents have three sentences.
 
     The original recipe draws random documents, so a classifier gains 5.9 and 13 points.
     """
@@ -213,11 +215,18 @@ def test_the_segments_do_not_reveal_the_label(books, table_of):
     sizes = np.concatenate([np.diff(block.sentences[block.documents]) for block in text.blocks])
     document = document_of(text, table["second_block"], numbers(table, "second_start"))
     assert gain(sizes[document][:, None], table["label"]) < 0.01
+    spans = table[["second_block", "second_start", "second_length"]].tolist()
+    tokens = [text.blocks[number].tokens[start : start + length] for number, start, length in spans]
+    ends = np.cumsum([0, *map(len, tokens)])
+    words = csr_matrix((np.ones(ends[-1]), np.concatenate(tokens), ends), shape=(len(table), 2**15))
+    assert gain(words, table["label"], SGDClassifier("log_loss", alpha=1e-4, random_state=0)) < 0.01
+    whole = [start + length in text.blocks[number].sentences for number, start, length in spans]
+    assert abs(np.mean(whole, where=table["label"] == 0) - np.mean(whole, where=table["label"] == 1)) < 0.03
 
 
-def gain(features, labels) -> float:
+def gain(features, labels, classifier=None) -> float:
     """Accuracy of a classifier above the accuracy of always predicting the more frequent label."""
-    classifier = HistGradientBoostingClassifier(max_iter=40, early_stopping=False)
+    classifier = classifier or HistGradientBoostingClassifier(max_iter=40, early_stopping=False)
     return cross_val_score(classifier, features, labels, cv=3).mean() - max(labels.mean(), 1 - labels.mean())
 
 

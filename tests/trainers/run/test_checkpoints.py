@@ -1,8 +1,10 @@
 """Checkpoints that are complete or absent."""
 
+import errno
 import os
 import resource
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import forked
@@ -73,3 +75,20 @@ def test_a_full_disk_is_a_short_error(tmp_path, file):
     assert "\n" not in str(error.value)
     assert find_newest_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
     assert not (tmp_path / "checkpoint-2").exists() and not (tmp_path / UNFINISHED_CHECKPOINT).exists()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_file_system_that_cannot_sync_folders(number, tmp_path, monkeypatch):
+    """As some network and FUSE file systems. Other errors stop the run."""
+    fsync = os.fsync
+
+    def only_files(descriptor: int) -> None:
+        if os.path.isdir(f"/dev/fd/{descriptor}"):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", only_files)
+    trainer = make_trainer(tmp_path, max_steps=1, save_steps=1)
+    with nullcontext() if number == errno.EINVAL else pytest.raises(InputError, match="could not be written"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-1").exists() == (number == errno.EINVAL)

@@ -16,6 +16,7 @@ import pytest
 from finetuning_examples import HEADS, make_tokenizer, new_trainer
 from synthetic import make_trainer
 
+from snugbert import files
 from snugbert.errors import InputError
 from snugbert.trainers.run import folder as output_folder
 from snugbert.trainers.run.folder import check_disk_space, lock_output_dir
@@ -82,11 +83,44 @@ def test_a_run_may_take_its_lock_again(tmp_path, monkeypatch):
         pass
 
 
+def test_a_lock_on_a_removed_file_is_no_lock(tmp_path, monkeypatch):
+    """A run ends between the moments when the next one opens its file and locks it. A third run makes a new file."""
+    flock, taken = files.fcntl.flock, []
+
+    def others_were_faster(descriptor, operation):
+        if not taken:
+            (tmp_path / "_lock").unlink()
+            taken.append(os.open(tmp_path / "_lock", os.O_RDWR | os.O_CREAT))
+            flock(taken[0], operation)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(files.fcntl, "flock", others_were_faster)
+    monkeypatch.setattr(output_folder, "LOCK_SECONDS", 0)
+    with pytest.raises(InputError, match="has locked"), lock_output_dir(settings(tmp_path)):
+        pass
+    os.close(taken[0])
+    with lock_output_dir(settings(tmp_path)):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_does_not_remove_the_lock_of_another_process(tmp_path):
     with lock_output_dir(settings(tmp_path)):
         (tmp_path / "_lock").unlink()
         (tmp_path / "_lock").touch()
     assert (tmp_path / "_lock").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch, caplog):
+    def unsupported(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.fcntl, "flock", unsupported)
+    (tmp_path / "_lock").write_text("process 123456789 on another machine")  # a killed run
+    with lock_output_dir(settings(tmp_path)), lock_output_dir(settings(tmp_path)):
+        assert (tmp_path / "_lock").read_text() == f"process {os.getpid()} on {platform.node()}"
+    assert caplog.messages == [f"{tmp_path}: this file system has no locks. Make sure that no other run uses it."]
 
 
 def test_a_symbolic_link_is_not_followed_and_a_file_is_no_folder(tmp_path):
