@@ -1,8 +1,10 @@
 """PretrainingTrainer on datasets and collators of transformers, like Trainer."""
 
 import json
+import random
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from synthetic import ARGUMENTS, VOCAB_SIZE, note_batches, tiny_model
@@ -68,6 +70,22 @@ def test_an_epoch_has_every_example_once_in_a_new_order(tokenizer, tmp_path):
     again = make_trainer(tokenizer, tmp_path / "again", features, collate, max_steps=1, seed=1)
     again.train()
     assert again.seen[0] != trainer.seen[0]
+
+
+def test_the_random_state_of_evaluation_is_the_same_every_time(tokenizer, tmp_path):
+    trainer = make_trainer(tokenizer, tmp_path, None)
+    collate, drawn = trainer.data_collator, []
+
+    def collate_and_draw(features):
+        drawn.append((random.random(), np.random.rand()))
+        return collate(features)
+
+    trainer.data_collator = collate_and_draw
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    trainer.evaluate()
+    trainer.evaluate()
+    assert drawn[0] == drawn[1] and len(drawn) == 2
+    assert states == (random.getstate(), np.random.get_state()[1].tolist())
 
 
 def test_once_per_epoch_is_a_number_of_steps(tokenizer, tmp_path):
