@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from snugbert.shared_cores import USER_CHOICES
+from snugbert import shared_cores
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp on Linux")
 # Prints the processor time of 50 operations with a pause after each: at each load of the machine. Threads that spin
@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp on Linu
 PROGRAM = """
 import os, sys, time, torch
 from itertools import cycle
-from snugbert import shared_cores
+sys.path.append(sys.argv[1])  # the module alone, because the package needs seconds
+import shared_cores
 
 def pause(load):
     values, start = torch.zeros(2**17), time.process_time()
@@ -46,9 +47,10 @@ pause(0)
 @pytest.mark.slow
 def test_threads_sleep_while_other_processes_use_the_cores_and_end_before_python():
     """A daemon thread in torch's C++ code would abort the process at its end."""
-    chosen = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", *USER_CHOICES}
+    chosen = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", *shared_cores.USER_CHOICES}
     environment = {name: value for name, value in os.environ.items() if name not in chosen}
-    process = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", PROGRAM, os.path.dirname(shared_cores.__file__)]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
     statuses, *pauses = process.stdout.splitlines()
     assert statuses == "0 3" and process.returncode == 0, process.stderr
     # Each pause follows the load before it.

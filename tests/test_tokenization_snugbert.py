@@ -38,7 +38,7 @@ def tokenizers(request, data_dir):
 def read_text_lines(data_dir, corpus):
     file = "sample_text/sample_text.txt" if corpus == "sample_text" else f"{corpus}/validation.txt.gz"
     with (gzip.open if file.endswith(".gz") else open)(data_dir / file, "rt", encoding="utf-8") as stream:
-        yield from islice(stream, 1000)
+        yield from islice(stream, 300)
 
 
 def assert_equal(ours, stock, texts, pairs=None):

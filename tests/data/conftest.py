@@ -1,7 +1,6 @@
 """Fixtures of text and corpora."""
 
 import pytest
-from conll import conll  # noqa: F401
 from text_fixtures import small, small_blocks, words_tokenizer  # noqa: F401
 
 import snugbert

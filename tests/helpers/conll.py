@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.conll import Sentence
 from snugbert.tasks.base import list_labels
@@ -11,14 +9,6 @@ from snugbert.tasks.tagged_sentences import TagSplit
 from snugbert.tasks.tagging import Tagging
 
 PARTS = ("train", "validation", "test")
-FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))
-
-
-@pytest.fixture(scope="session")
-def conll(data_dir) -> dict[str, TagSplit]:
-    """The sentences of CoNLL-2003."""
-    files = {f"{part}_file": str(data_dir / "conll2003" / f"{name}.txt.gz") for part, name in FILES.items()}
-    return load_splits(PARTS, **files)
 
 
 def load_splits(

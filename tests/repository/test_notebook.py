@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "text_to_classifier.ipynb"
 PERCENTAGE = r"\d+\.\d(?=%)"
@@ -28,6 +25,8 @@ def read_outputs(notebook) -> tuple[list, str]:
 
 @pytest.mark.long
 def test_the_notebook_prints_the_committed_outputs(tmp_path):
+    nbformat = pytest.importorskip("nbformat")  # here, because it would take all tests seconds
+    nbclient = pytest.importorskip("nbclient")
     committed = nbformat.read(NOTEBOOK, as_version=4)
     notebook = copy.deepcopy(committed)
     shutil.copy(EXAMPLES / "pretrain_small_corpus.yaml", tmp_path)

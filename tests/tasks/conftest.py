@@ -3,18 +3,24 @@
 from dataclasses import replace
 
 import pytest
-from conll import conll  # noqa: F401 (a fixture)
+from conll import choose_labels, load_splits
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from snugbert.tasks.tagged_sentences import TagSplit
 
 
 @pytest.fixture(scope="session")
-def part(conll) -> TagSplit:  # noqa: F811
+def part(data_dir) -> TagSplit:
     """Whole documents with about 400 sentences."""
-    last = conll["validation"].sentences[400].document
-    sentences = [s for s in conll["validation"].sentences if s.document < last]
-    return replace(conll["validation"], sentences=sentences)
+    arguments = {"validation_file": str(data_dir / "conll2003/valid.txt.gz"), "max_eval_samples": 401}
+    split = load_splits(("validation",), **arguments)["validation"]
+    last = split.sentences[400].document
+    return replace(split, sentences=[s for s in split.sentences if s.document < last])
+
+
+@pytest.fixture(scope="session")
+def labels(part) -> list[str]:
+    return choose_labels({"train": part}, [])
 
 
 @pytest.fixture(scope="session")

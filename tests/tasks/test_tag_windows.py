@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conll import WAYS, choose_labels, join_documents, make_tagging
+from conll import WAYS, join_documents, make_tagging
 from family_checkpoints import write_tokenizer
 from transformers import AutoTokenizer
 
@@ -15,14 +15,13 @@ from snugbert.tasks.tagged_sentences import TagSplit
 
 
 @pytest.mark.parametrize("family", FAMILY_TYPES)
-def test_words_of_every_family_are_encoded_as_in_the_stock_script(family, conll, part, tmp_path):
+def test_words_of_every_family_are_encoded_as_in_the_stock_script(family, labels, part, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     write_tokenizer(tmp_path, family)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     put_space_before_words(tokenizer)
     options = {"add_prefix_space": True} if family == "roberta" else {}  # as in run_ner.py
     stock = AutoTokenizer.from_pretrained(tmp_path, **options)
-    labels = choose_labels(conll, [])
     inputs = make_tagging(labels, tokenizer, 512).encode(part).inputs
     for sentence, row in zip(part.sentences, inputs, strict=True):
         encoded = stock(sentence.words, is_split_into_words=True)
@@ -40,9 +39,9 @@ def test_words_of_every_family_are_encoded_as_in_the_stock_script(family, conll,
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_word_is_labeled_once(way, conll, part, tokenizer):
+def test_every_word_is_labeled_once(way, labels, part, tokenizer):
     change, limit, document_context = WAYS[way]
-    split, labels = change(part), choose_labels(conll, [])
+    split = change(part)
     words = [word for sentence in split.sentences for word in sentence.words]
     tags = [tag for sentence in split.sentences for tag in sentence.tags]
     tokens = {word: tokenizer(word, add_special_tokens=False)["input_ids"][: limit - 2] for word in set(words)}

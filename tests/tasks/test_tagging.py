@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conll import WAYS, all_tags, choose_labels, convert_tags, make_tagging
+from conll import WAYS, all_tags, convert_tags, make_tagging
 from datasets import ClassLabel, Dataset, List
 from seqeval.metrics import accuracy_score, classification_report
 
@@ -52,9 +52,9 @@ def logits_of(windows: TagWindows, number: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("way", "scheme"), [*zip(WAYS, ("iob1", "bio", "bilou", "iobes"), strict=True)])
-def test_correct_labels_score_1(way, scheme, conll, part, tokenizer):
+def test_correct_labels_score_1(way, scheme, labels, part, tokenizer):
     change, limit, document_context = WAYS[way]
-    split, labels = change(part), choose_labels(conll, [])
+    split = change(part)
     tagging = make_tagging(labels, tokenizer, limit, document_context=document_context)
     tagging.scheme = scheme
     evaluation_set = EvaluationSet(tagging, split)
@@ -71,12 +71,12 @@ def test_correct_labels_score_1(way, scheme, conll, part, tokenizer):
 
 
 @pytest.mark.parametrize("scheme", ["iob1", "bmes"])
-def test_accuracy_file_and_confusion_matrix_agree(scheme, conll, part, tokenizer, tmp_path, monkeypatch):
+def test_accuracy_file_and_confusion_matrix_agree(scheme, labels, part, tokenizer, tmp_path, monkeypatch):
     tags = convert_tags([tag for row in all_tags(part) for tag in [*row, "O"]], scheme)
     words = [word for sentence in part.sentences for word in [*sentence.words, ""]]
     lines = [f"{word}\t{tag}" if word else "" for word, tag in zip(words, tags, strict=True)]
     (tmp_path / "dev.tsv").write_text("\n".join(lines), encoding="utf-8")
-    tagging = make_tagging(choose_labels(conll, []), tokenizer, validation_file=str(tmp_path / "dev.tsv"))
+    tagging = make_tagging(labels, tokenizer, validation_file=str(tmp_path / "dev.tsv"))
     evaluation_set = EvaluationSet(tagging, read(tagging, "validation"))
     windows = evaluation_set.features
     matrices = []
