@@ -1,6 +1,7 @@
 """Runs that must be equal: accumulated batches, data workers, processes, phases, killed and resumed runs."""
 
 import copy
+import gzip
 import json
 import os
 import signal
@@ -41,12 +42,13 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def material(data_dir, tmp_path_factory):
-    """A folder with a corpus of real text, and a tokenizer of only 5,000 tokens to save time."""
+    """A folder with a corpus of real text, and a tokenizer of only 3,000 tokens to save time."""
     folder = tmp_path_factory.mktemp("material")
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
-    (folder / "vocab.txt").write_text("".join(vocabulary[:5000]))
-    options = {"preprocessing_num_workers": 1, "show_progress": False}
-    prepare_corpus(data_dir / "wikitext2/valid.docs.txt.gz", tokenizer_of(folder), folder / "corpus", **options)
+    (folder / "vocab.txt").write_text("".join(vocabulary[:3000]))
+    with gzip.open(data_dir / "wikitext2/valid.docs.txt.gz", "rt") as text:
+        (folder / "text.txt").write_text("".join(islice(text, 400)))
+    prepare_corpus(folder / "text.txt", tokenizer_of(folder), folder / "corpus", preprocessing_num_workers=1)
     return folder
 
 

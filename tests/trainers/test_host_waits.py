@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from snugbert.data.packed_batches import pack
 
-STEPS = 4
+STEPS = 3
 DISTILLED = {f"distilled {head}": head for head in ("ForSequenceClassification", "ForQuestionAnswering")}
 # These values are on the host: the counts of a batch that was not sent yet, and the report of the step before.
 # test_stopping.py tests when the report is read.

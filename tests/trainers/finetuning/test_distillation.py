@@ -23,7 +23,7 @@ THREE_LAYERS = LARGER["config_overrides"].replace("num_hidden_layers=1", "num_hi
 @pytest.fixture(scope="module")
 def folder(workshop) -> Path:
     """The data, and a teacher of three layers."""
-    settings = {"config_overrides": THREE_LAYERS, "num_train_epochs": 10, "save_strategy": "no"}
+    settings = {"config_overrides": THREE_LAYERS, "num_train_epochs": 1, "save_strategy": "no"}
     run_command("glue", arguments(workshop, workshop / "teacher", **settings))
     return workshop
 
@@ -130,7 +130,7 @@ def test_logits_are_computed_once(folder, tmp_path, monkeypatch, caplog):
 
 def test_a_killed_run_ends_with_identical_bits(folder, tmp_path):
     """It starts again from the last checkpoint."""
-    settings = {"save_strategy": "steps", "save_steps": 4}
+    settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 6}
     run_command("glue", student(folder, tmp_path / "straight", **settings))
     shutil.copytree(tmp_path / "straight/checkpoint-4", tmp_path / "killed/checkpoint-4")
     settings["resume_from_checkpoint"] = "true"

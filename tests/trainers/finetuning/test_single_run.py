@@ -81,7 +81,7 @@ def test_a_run_writes_everything(tokenizer, tmp_path, monkeypatch):
 )
 def test_validation_examples_are_scored_only_once(settings, steps, tokenizer, tmp_path, monkeypatch):
     """After each epoch. The last evaluation also gives the final score. Test examples are predicted at the end."""
-    task, evaluated = prepare_counting(tokenizer), []
+    task, evaluated = prepare_counting(tokenizer, 8), []
     task.evaluation_sets.append(counting_set(task.task, "test", 7, labeled=False))
     task.data["predict"] = [DataSource("test.csv", "test", 7)]
     loop = FineTuningTrainer.evaluation_loop
@@ -91,7 +91,7 @@ def test_validation_examples_are_scored_only_once(settings, steps, tokenizer, tm
         return loop(trainer, loader, *args, **kwargs)
 
     monkeypatch.setattr(FineTuningTrainer, "evaluation_loop", count)
-    results = fine_tune(task, arguments(tmp_path, **settings))
+    results = fine_tune(task, arguments(tmp_path, per_device_train_batch_size=4, **settings))
     assert evaluated[-1] == (steps[-1], 7)
     *validations, _ = evaluated
     best = json.loads((tmp_path / "trainer_state.json").read_text())["best_global_step"]

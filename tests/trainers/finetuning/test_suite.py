@@ -63,7 +63,7 @@ def glue_folder(tmp_path) -> Path:
 @pytest.mark.slow
 def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeypatch, caplog, capsys):
     output_dir = tmp_path / "out"
-    asked = {"do_train": True, "do_eval": True, "do_predict": True, "save_steps": 15}
+    asked = {"do_train": True, "do_eval": True, "do_predict": True, "save_steps": 15, "eval_strategy": "no"}
     command = arguments(workshop, output_dir, task_name="all", data_dir=glue_folder, **asked, **NO_FILES, **LARGER)
     training_step = FineTuningTrainer.training_step
     steps = []

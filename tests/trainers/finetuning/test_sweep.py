@@ -248,10 +248,6 @@ def search_arguments(folder: Path, settings, flags=None, **content):
     return arguments(folder, sweep=str(file), **flags)
 
 
-def read_sweep(folder: Path) -> dict:
-    return json.loads((folder / "results.json").read_text())["sweep"]
-
-
 def run_search(folder: Path, settings=None, **content) -> None:
     """Runs a sweep. The score is the mean logit of the correct label, so that no two runs are equal."""
     prepared = prepare_counting(make_tokenizer())
@@ -261,11 +257,18 @@ def run_search(folder: Path, settings=None, **content) -> None:
     sweep.run_sweep(prepared, search_arguments(folder, settings or RATES, **content))
 
 
-def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> Path:
+    """The folder of an uninterrupted search."""
+    folder = tmp_path_factory.mktemp("searched") / "a"
+    run_search(folder, **PRUNED, winner_seeds=2)
+    return folder
+
+
+def test_an_interrupted_search_equals_an_uninterrupted_one(searched, tmp_path, monkeypatch):
     """A resumed sweep tells Optuna the finished runs again, also the stopped ones. Budgets may grow."""
     content = PRUNED | {"winner_seeds": 2}
-    run_search(tmp_path / "a", **content)
-    expected, names = read_sweep(tmp_path / "a"), sorted(path.name for path in (tmp_path / "a/runs").iterdir())
+    expected, names = read_results(searched)["sweep"], list((searched / "runs").iterdir())
     assert (len(expected["settings"]), len(expected["stopped"]), len(names)) == (6, 1, 8)
     assert expected["best_setting"]["seeds"] == 2 and expected["best_setting"]["std"] is not None
     assert expected["best_setting"]["scores"][0] == max(row["scores"][0] for row in expected["settings"])
@@ -285,7 +288,7 @@ def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch
         file.write(b'{"op_code":5,"wor')  # killed while it wrote
     (tmp_path / "b/trials.jsonl.lock").symlink_to("trials.jsonl")
     run_search(tmp_path / "b", **content)
-    assert read_sweep(tmp_path / "b") == expected
+    assert read_results(tmp_path / "b")["sweep"] == expected
     with pytest.raises(InputError, match=r"\n  runs +7 +6\n"):
         run_search(tmp_path / "b", **content | {"runs": 6})
     with pytest.raises(InputError, match=r"\n  --sweep settings "):
@@ -297,10 +300,9 @@ def search_in_processes(folder: Path) -> None:
     run_search(folder.with_name(f"{folder.name}{os.environ['RANK']}"), **PRUNED)
 
 
-def test_processes_get_the_same_settings_and_stop_together(tmp_path):
+def test_processes_get_the_same_settings_and_stop_together(searched, tmp_path):
     assert run_forked(search_in_processes, tmp_path / "two", processes=2).returncode == 0
-    run_search(tmp_path / "one", **PRUNED)
-    one, two = (read_sweep(tmp_path / name) for name in ("one", "two0"))
+    one, two = read_results(searched)["sweep"], read_results(tmp_path / "two0")["sweep"]
     assert len(one["stopped"]) > 0
     columns = ("batch_size", "learning_rate", "epochs")
     for part in ("settings", "stopped"):
@@ -315,7 +317,7 @@ def test_a_budget_of_time(tmp_path, monkeypatch):
     content = {"method": "random", "runs": 20, "winner_seeds": 3, "flags": {"max_steps": 1}}
     for hours, settings in ((3.0, 4), (4.0, 5), (1.0, 5)):
         run_search(tmp_path / "run", hours=hours, **content)
-        rows = read_sweep(tmp_path / "run")["settings"]
+        rows = read_results(tmp_path / "run")["sweep"]["settings"]
         assert len(rows) == settings and sum(row["seeds"] for row in rows) in (settings + 2, settings + 4)
 
 
@@ -357,7 +359,7 @@ def test_failed_runs_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "fine_tune", fail)
     rates = {"learning_rate": {"low": 1e-3, "high": 3e-2, "log": True}, "batch_size": [12, 30]}
     run_search(tmp_path / "run", rates, method="tpe", runs=4, flags={"max_steps": 2})
-    found = read_sweep(tmp_path / "run")
+    found = read_results(tmp_path / "run")["sweep"]
     messages = {failure.partition("_seed-42: ")[2] for failure in found["failures"]}
     assert messages <= {"out of memory", "the loss is nan"}
     assert len(found["settings"]) + len(found["failures"]) == 4 and 0 < len(found["failures"]) < 4

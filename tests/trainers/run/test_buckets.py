@@ -66,7 +66,7 @@ def pretrain_until_killed(arguments: dict, home: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_run_resumes_on_an_empty_machine(in_bucket, bucket, tmp_path, capsys):
     """It ends bit for bit like an unkilled run. The half-uploaded checkpoint is skipped (composer#3376)."""
-    in_bucket |= {"max_steps": 6, "save_steps": 2}
+    in_bucket |= {"max_steps": 4, "save_steps": 2}
     assert run(in_bucket | {"output_dir": tmp_path / "straight"}) == 0
     killed = forked.start(pretrain_until_killed, in_bucket, tmp_path / "first")
     assert killed.wait() == -signal.SIGKILL, killed.stderr
@@ -89,20 +89,20 @@ def test_a_killed_run_resumes_on_an_empty_machine(in_bucket, bucket, tmp_path, c
 
 @pytest.mark.slow
 def test_a_run_in_a_bucket_is_protected_like_a_local_one(in_bucket, bucket, machine, capsys):
-    in_bucket |= {"save_total_limit": 2, "max_steps": 6, "save_steps": 2}
+    in_bucket |= {"save_total_limit": 2, "max_steps": 3, "save_steps": 1}
     stored = bucket.folder / "runs/run"
     assert run(in_bucket) == 0
-    assert {path.name for path in stored.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-6"}
+    assert {path.name for path in stored.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
     assert run(in_bucket, dry_run="true") == 0
     assert not list(machine.glob("snugbert/outputs/*/*/*"))
     assert run(in_bucket, resume_from_checkpoint="false") == 2
     assert "/run already contains a run" in capsys.readouterr().err
     expected = weights(stored)
-    shutil.copytree(stored / "checkpoint-4", bucket.folder / "kept/checkpoint-4")
+    shutil.copytree(stored / "checkpoint-2", bucket.folder / "kept/checkpoint-2")
     assert run(in_bucket, resume_from_checkpoint=None, overwrite_output_dir="true", max_steps=1, save_steps=1) == 0
     assert {path.name for path in stored.glob("checkpoint-*")} == {"checkpoint-1"}
     in_bucket |= {"output_dir": f"{bucket.url}/runs/other"}
-    assert run(in_bucket, resume_from_checkpoint=f"{bucket.url}/kept/checkpoint-4/") == 0
+    assert run(in_bucket, resume_from_checkpoint=f"{bucket.url}/kept/checkpoint-2/") == 0
     assert weights(bucket.folder / "runs/other") == expected
 
 

@@ -279,7 +279,7 @@ def sweeps_that_diverge_once(folder: Path) -> None:
     for name in ("at once", "late"):
         if name == "late":
             stopping.has_own_kernels = lambda values: False
-        train(folder / name, seeds=2, per_device_train_batch_size=2, logging_steps=100)
+        train(folder / name, seeds=2, max_steps=4, per_device_train_batch_size=2, logging_steps=100)
 
 
 @pytest.mark.slow
