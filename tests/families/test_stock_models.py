@@ -38,7 +38,8 @@ def write_stock(folder: Path, kind: str, head: str, **fields) -> Path:
         model.save_pretrained(folder)
         return folder
     name = CLASSES[kind][head].__name__.removeprefix(STOCK_NAMES[kind])
-    family_checkpoints.write_checkpoint(folder, kind, name, **labels | fields)
+    layers = {"num_hidden_layers": 2 if head == "Model" else 1}  # the names of layers are the same for all heads
+    family_checkpoints.write_checkpoint(folder, kind, name, **labels | layers | fields)
     for file in folder.iterdir():
         if file.name not in ("config.json", "model.safetensors"):
             file.unlink()
