@@ -304,3 +304,19 @@ def test_second_derivatives_of_dropout_and_cross_entropy():
 
     torch.autograd.gradgradcheck(dropped_cubes, values)
     torch.autograd.gradgradcheck(lambda logits: kernels.cross_entropy_sum(logits, targets), values)
+
+
+def test_nan_stays_in_its_sequence():
+    """Padding in a group never repeats a token of another sequence."""
+    bad, lengths = 2, [3, 10, 16, 9, 15, 8]
+    tensors = make_inputs((lengths, lengths))
+    start = sum(lengths[:bad])
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor[start] = torch.nan
+    output = kernels.grouped_attention(*tensors, *sequence_starts((lengths, lengths)), 0.3, 0.1)
+    real = output.isfinite().flatten(1).all(1)
+    assert real.equal(torch.cat([torch.full((length,), row != bad) for row, length in enumerate(lengths)]))
+    gradients = torch.autograd.grad(output[real].sum(), tensors)
+    for gradient in gradients:
+        assert gradient[real].isfinite().all()

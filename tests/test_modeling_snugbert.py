@@ -427,3 +427,14 @@ def test_packed_inputs_under_data_parallel_are_refused():
     ours._is_replica = True
     with pytest.raises(ValueError, match="DataParallel"):
         ours(**packed(ragged_batch("ForPreTraining")))
+
+
+def test_chunks_of_the_feed_forward_sublayer_change_nothing():
+    ours, _ = ours_and_stock("ForMaskedLM", chunk_size_feed_forward=4)
+    inputs = ragged_batch("ForMaskedLM")
+    sizes = []
+    ours.bert.encoder.layer[0].intermediate.register_forward_hook(
+        lambda module, arguments, output: sizes.append(output.shape[1])
+    )
+    torch.testing.assert_close(ours(**inputs).loss, ours_and_stock("ForMaskedLM")[1](**inputs).loss)
+    assert max(sizes) == 4 and sum(sizes) == inputs["attention_mask"].sum()

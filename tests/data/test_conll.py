@@ -85,6 +85,24 @@ def test_columns_documents_and_compressed_files(tmp_path, caplog):
     assert "skipped sentences without words: 1, the first in row 1" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("text", "warns"),
+    [
+        ("# text = im Haus\n1-2\tim\tO\n1\tin\tO\n2.1\tx\tO\n3\tHaus\tB-LOC\n\n", True),
+        ("1 2 B-PER\n\nthe first O\n", False),  # only one sentence is numbers
+        ("1\n2\n", False),  # there is no other column
+    ],
+)
+def test_a_first_column_of_numbers_gets_a_warning(tmp_path, caplog, text, warns):
+    (tmp_path / "test.txt").write_text(text)
+    load_splits(("test",), test_file=str(tmp_path / "test.txt"))
+    message = "test.txt: the first column has only numbers, and is read as words. If the words are in column 2, set "
+    assert (message + "--text_column_name 2." in caplog.text) == warns
+    caplog.clear()
+    load_splits(("test",), test_file=str(tmp_path / "test.txt"), text_column_name="1")  # the user chose it
+    assert "only numbers" not in caplog.text
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_is_recognized_with_and_without_types(scheme, test_split, caplog):
     caplog.set_level(logging.INFO, logger="snugbert")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snugbert.data.sources import choose_splits, describe_source, name_dataset
+from snugbert.data.sources import ExampleArguments, choose_splits, describe_source, name_dataset
 from snugbert.errors import InputError
 
 SPLITS = ("train", "validation", "test")
@@ -41,3 +41,8 @@ def test_data_have_short_names(tmp_path):
     dataset = describe_source("google/xquad", "xquad.en", "validation", 3)
     assert dataset == ("google/xquad (xquad.en)", "validation", 3, "google/xquad", "xquad.en")
     assert describe_source(str(tmp_path / "reviews"), None, "test", 3) == ("reviews", "test", 3, None, None)
+
+
+def test_sources_are_files_or_a_dataset():
+    with pytest.raises(InputError, match="--dataset_name cannot be combined with files"):
+        ExampleArguments(train_file="a.csv", dataset_name="conll2003")

@@ -86,6 +86,9 @@ def test_zorro(tmp_path):
         ("agreement_determiner_noun-between_neighbors", "agreement_determiner_noun"),
         ("island-effects-adjunct_island", "island-effects"),
     ]
+    # Other files have the acceptable sentence first.
+    reversed_pairs = read_pairs([tmp_path / "island-effects-adjunct_island.txt"], *COLUMNS[::-1])
+    assert [pair.good for pair in reversed_pairs] == ["who a .", "who b ."]
 
 
 def test_files_with_the_same_name_are_paradigms_of_their_own(tmp_path):

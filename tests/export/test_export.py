@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import family_checkpoints
@@ -13,7 +12,6 @@ import torch
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from parity import HEADS
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from snugbert import SnugBertModel
@@ -49,7 +47,6 @@ def graphs() -> Iterator[None]:
             (file.parent / name).write_bytes(content)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
         for engine in (onnx_engine, openvino_engine):
             patch.setattr(engine, "write_graph", write_once)
         yield

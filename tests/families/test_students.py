@@ -44,6 +44,7 @@ def test_a_student_equals_its_teacher_without_the_other_layers(family, head, tmp
     for layers in ([0, 2], [0, 1, 2]):
         student = make_student(teacher, layers)
         shortened = copy.deepcopy(teacher)
+        assert student.config.num_hidden_layers == len(layers) and not student.training
         assert student.config.to_dict() | {"num_hidden_layers": 3} == teacher.config.to_dict()
         encoder = shortened.bert.encoder
         encoder.layer = torch.nn.ModuleList([encoder.layer[number] for number in layers])

@@ -163,6 +163,7 @@ def test_kubernetes_starts_all_machines_together(tmp_path, monkeypatch, machines
     pod = job["template"]["spec"]
     assert job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"  # otherwise, pods restart one by one
     assert int(constant["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
+    assert job["completionMode"] == "Indexed" and job_set["spec"]["failurePolicy"]["maxRestarts"] > 0
 
 
 # --- recipes of pretraining ---

@@ -3,17 +3,23 @@
 import json
 import logging
 import os
+import re
 import stat
+from pathlib import Path
 
 import pytest
 import torch
 from parity import CONFIG
 from synthetic import make_trainer
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import snugbert
 from snugbert.data.packed_batches import IgnorePadding
+from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.trainer import RunTrainer
+
+PAGE = Path(__file__).parents[2] / "docs/decisions/private-methods-of-trainer.md"
 
 
 def test_a_resumed_run_prints_no_false_warnings_and_files_have_the_umask(tmp_path, caplog, monkeypatch):
@@ -59,3 +65,13 @@ def test_labels_at_padding_are_ignored_and_other_batches_stay_as_they_are():
     assert IgnorePadding(lambda rows: rows)(batch)["labels"].tolist() == [[2, -100]]
     for batch in ([torch.ones(2)], {"labels": [[1, 2]], "attention_mask": mask}, {"labels": torch.ones(1, 2).long()}):
         assert IgnorePadding(lambda rows: rows)(batch) is batch
+
+
+def test_few_private_methods_of_trainer_are_overridden():
+    """Each of them once, with a reason in the documentation. One that Trainer no longer has would be missing."""
+    bases = set(Trainer.__mro__)
+    private = {name for base in bases for name in vars(base) if name.startswith("_") and not name.endswith("__")}
+    own = {base for trainer in (PretrainingTrainer, DistillationTrainer) for base in trainer.__mro__} - bases
+    overridden = sorted(name for base in own for name in vars(base) if name in private)
+    table = PAGE.read_text(encoding="utf-8").split("| no longer overridden")[0]
+    assert overridden == sorted(re.findall(r"^\| `(_\w+)` ", table, flags=re.MULTILINE)) and len(overridden) == 7

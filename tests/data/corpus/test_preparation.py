@@ -71,7 +71,8 @@ def prepare_slowly(tokenizer, file, folder):
 
 
 def test_a_killed_preparation_leaves_no_process_and_no_lock(data_dir, tmp_path, tokenizer):
-    process = forked.start(prepare_slowly, tokenizer, data_dir / "wikitext2/valid.docs.txt.gz", tmp_path)
+    text = data_dir / "wikitext2/valid.docs.txt.gz"
+    process = forked.start(prepare_slowly, tokenizer, text, tmp_path)
     part = tmp_path / "part-00000-of-00001.arrow"
     while not part.exists() or part.stat().st_size < 20_000:
         assert psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE, process.stderr
@@ -86,6 +87,8 @@ def test_a_killed_preparation_leaves_no_process_and_no_lock(data_dir, tmp_path, 
     assert not alive
     with lock_file(tmp_path / ".part-00000-of-00001.arrow.lock", seconds=20):
         assert not part.with_suffix(".index").exists()
+    continued, straight = (prepare(folder, tokenizer, text) for folder in (tmp_path, tmp_path / "straight"))
+    assert content(continued) == content(straight)
 
 
 def prepare_on_a_full_disk(arguments):
