@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# Slow to import, and not changed by who works on SnugBERT. conftest sets the environment for transformers.
+# They take seconds to import, and are not part of SnugBERT. conftest sets the environment for transformers.
 MODULES = ("conftest", "pandas", "sklearn.metrics", "torch._dynamo.convert_frame", "transformers.trainer")
 
 sys.path.append(str(Path(__file__).parent / "helpers"))

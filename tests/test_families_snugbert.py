@@ -188,8 +188,8 @@ def test_outputs_and_gradients_equal_transformers(tmp_path, family, head, fields
     ("family", "head"), [pair for pair in FAMILIES_AND_HEADS if pair[0] not in ("xlm-roberta", "camembert")]
 )
 def test_dropout_acts_where_it_does_in_transformers(tmp_path, monkeypatch, family, head):
-    make_dropout_visible(monkeypatch)
     """With another activation and epsilon, too."""
+    make_dropout_visible(monkeypatch)
     fields = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.4}
     fields |= {"hidden_act": "relu", "layer_norm_eps": 1e-3}
     if family == "electra":

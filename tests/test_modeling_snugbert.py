@@ -178,7 +178,7 @@ def test_changed_layers_equal_stock_bert(head, change):
 
 @pytest.mark.parametrize("head", HEADS)
 def test_wrapped_modules_equal_stock_bert(head):
-    """Every module in turn: with other heads than `Model`, the head's."""
+    """Each module in turn. If the model has a head, the modules of the encoder are left out."""
     models = ours_and_stock(head, num_hidden_layers=1)
     inputs = ragged_batch(head, ragged=head != "ForQuestionAnswering")
     expected = scalar(models[1](**inputs))

@@ -69,10 +69,10 @@ def write_rows(file: Path, rows: list[dict]) -> Path:
     return file
 
 
-def predict_file(model: Path, source: Path, output: str, *arguments: str) -> Path:
+def predict_file(model: Path, source: Path, output: str, *arguments: str, status: int = 0) -> Path:
     """Predicts a file, and returns the output next to it."""
     files = ["--input_file", str(source), "--output_file", str(source.with_name(output))]
-    assert main(["predict", "--model_name_or_path", str(model), *files, *arguments]) == 0
+    assert main(["predict", "--model_name_or_path", str(model), *files, *arguments]) == status
     return source.with_name(output)
 
 
@@ -329,11 +329,17 @@ def predict_in_shards(model: Path, source: Path, suffix: str) -> bytes:
 
 def interrupt_and_predict(model: Path, source: Path, output: str, monkeypatch) -> bytes:
     """Interrupts a run after its second window, and continues it."""
-    write, states = run.write_atomically, iter(range(2))
+    write, states = run.write_atomically, []
+
+    def write_or_stop(*arguments):
+        write(*arguments)
+        states.append(arguments)
+        if len(states) == 3:  # the first one before the first window
+            raise KeyboardInterrupt
+
     with monkeypatch.context() as context:
-        context.setattr(run, "write_atomically", lambda *arguments: write(*arguments) or next(states))
-        with pytest.raises(StopIteration):
-            predict_file(model, source, output)
+        context.setattr(run, "write_atomically", write_or_stop)
+        predict_file(model, source, output, status=130)
     return predict_file(model, source, output).read_bytes()
 
 
