@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from snugbert.errors import InputError
+from snugbert.files import LOCK_NAME, lock_file
 from snugbert.storage import inputs as staging
 from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output, write_output
@@ -112,3 +113,20 @@ def test_a_command_and_a_run_do_not_write_one_folder(output, bucket, tmp_path):
     with pytest.raises(InputError, match=r"/model: a run on this machine is not uploaded yet"):
         write_output(output, lambda: None)
     assert optimizer.exists()
+
+
+def test_a_run_that_removes_its_local_files_keeps_its_lock(output):
+    with lock_file(output.folder / LOCK_NAME):
+        (output.folder / "file").touch()
+        output.clear()
+        assert [path.name for path in output.folder.iterdir()] == [LOCK_NAME]
+
+
+def test_a_lost_store_does_not_hide_the_error_that_ended_the_run(bucket, tmp_path, monkeypatch, caplog):
+    def fail(url):
+        raise InputError("no answer.")
+
+    with pytest.raises(ZeroDivisionError), RemoteOutput(tmp_path, f"{bucket.url}/run").lock():
+        monkeypatch.setattr(remote_outputs, "remove", fail)
+        raise ZeroDivisionError
+    assert "stays locked for other machines. no answer." in caplog.text

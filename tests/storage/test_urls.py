@@ -9,7 +9,9 @@ import multiprocessing
 import random
 import sys
 import threading
+import zipfile
 from contextlib import contextmanager, nullcontext
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -311,3 +313,19 @@ def test_a_forked_process_does_not_hang(bucket):
     child.kill()
     assert child.exitcode == 0
     read_in_child(url)
+
+
+def test_a_bug_is_not_an_error_of_the_store():
+    for error in (MemoryError, TypeError):
+        with pytest.raises(error):
+            urls.ask("memory://file", Mock(side_effect=error))
+
+
+def test_chained_urls(tmp_path):
+    with zipfile.ZipFile(tmp_path / "texts.zip", "w") as archive:
+        archive.writestr("a.txt", "one")
+        archive.writestr("b.txt", "two")
+    rest = f"::file://{tmp_path}/texts.zip"
+    assert find_urls(f"zip://*.txt{rest}") == [f"zip://a.txt{rest}", f"zip://b.txt{rest}"]
+    assert urls.read_bytes(f"zip://b.txt{rest}") == b"two"
+    assert urls.find_entry(f"zip://c.txt{rest}") is None

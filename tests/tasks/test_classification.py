@@ -1,4 +1,4 @@
-"""The task of `snugbert glue`: predictions, and their scores next to scikit-learn and SciPy."""
+"""The task of `snugbert glue`: predictions, and their scores next to scikit-learn."""
 
 import itertools
 

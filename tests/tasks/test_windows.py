@@ -213,3 +213,10 @@ def test_the_stored_windows_have_the_limit_of_the_tokenizer(workshop, tmp_path):
     run_glue(workshop, tmp_path / "out", **flags)
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["document_windows"] == {"max_seq_length": 12, "doc_stride": STRIDE}
+
+
+def test_distillation(run, workshop, tmp_path):
+    """The teacher reads its own windows, and the student whole documents."""
+    teacher = {"teacher_name_or_path": run, "cache_dir": tmp_path / "cache"}
+    results = run_glue(workshop, tmp_path / "student", **teacher, max_seq_length=64, doc_stride=None)
+    assert results["metrics"]["eval"]["accuracy"] > 0.9

@@ -270,3 +270,13 @@ def test_shortfalls(metric, score, baseline, told):
     task.train_features = None
     without_training = [sentence.replace(ADVICE, ADVICE_WITHOUT_TRAINING) for sentence in sentences]
     assert describe_shortfalls(task, metrics) == without_training
+
+
+def test_a_validation_set_and_never_a_test_set_selects_the_best_model():
+    prepared = prepare_counting(make_tokenizer(), 3)
+    (validation_set,) = prepared.evaluation_sets
+    test_set = counting_set(prepared.task, "test")
+    prepared.evaluation_sets = [test_set, validation_set]
+    assert prepared.validation_set is validation_set
+    prepared.evaluation_sets = [test_set]
+    assert prepared.validation_set is None

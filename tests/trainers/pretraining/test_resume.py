@@ -1,4 +1,4 @@
-"""Resumed runs of `snugbert pretrain`: changed settings and data, damaged and forged checkpoints."""
+"""Resumed runs of `snugbert pretrain`: changed settings and data, and a checkpoint of another model."""
 
 import re
 import shutil

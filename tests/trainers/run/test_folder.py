@@ -1,9 +1,11 @@
 """The output folder of a run: what may be overwritten, and which checkpoint is resumed."""
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import pytest
 import torch
 from damage import damage
@@ -141,3 +143,22 @@ def test_a_disk_without_space_for_a_checkpoint_is_refused(tmp_path, monkeypatch)
             check_space(tmp_path, monkeypatch, least - 1, **settings)
     (tmp_path / "new/run/checkpoint-1").mkdir(parents=True)
     check_space(tmp_path, monkeypatch, 0)
+
+
+def resume_on_a_machine(folder: Path) -> None:
+    """One of two machines, of which the second has no disk in common with the first, or a shared one."""
+    os.environ["LOCAL_RANK"] = "0"
+    shared, own = folder / "shared", folder / f"machine-{os.environ['RANK']}"
+    if os.environ["RANK"] == "0":
+        write_checkpoint(shared, 3)
+        write_checkpoint(own, 3)
+    assert check_output_dir(arguments(shared, "true")) == str(shared / "checkpoint-3")
+    for resume in ("true", str(own / "checkpoint-3")):
+        with pytest.raises(InputError, match=r"checkpoint-3 of the first machine is missing on .*share, or a bucket"):
+            check_output_dir(arguments(own, resume))
+
+
+@pytest.mark.slow
+def test_machines_need_a_shared_folder(tmp_path):
+    process = forked.run(resume_on_a_machine, tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr

@@ -1,4 +1,4 @@
-"""The processes of a run wait for each other, and notice a lost process."""
+"""The processes of a run wait for each other, notice a lost process, and share an error."""
 
 import os
 import platform
@@ -11,7 +11,8 @@ import pytest
 import torch.distributed as dist
 from accelerate import PartialState
 
-from snugbert.trainers.run.processes import explain_lost_process, wait_for_all
+from snugbert.errors import InputError
+from snugbert.trainers.run.processes import explain_lost_process, raise_together, wait_for_all
 
 LIMIT = 1.0  # seconds
 
@@ -38,3 +39,18 @@ def lose_a_process(lost: int, is_frozen: bool) -> None:
 def test_a_lost_process_is_noticed(lost, is_frozen, message):
     process = forked.run(lose_a_process, lost, is_frozen, processes=2)
     assert message.format(host=platform.node()) in process.stdout, process.stdout + process.stderr
+
+
+def fail_on_one_machine() -> None:
+    PartialState(cpu=True, backend="gloo")
+    rank = dist.get_rank()
+    platform.node = lambda: f"node-{rank}"
+    match = ("^node-1: " if rank == 0 else "^") + "--train_file: there is no file.$"
+    with pytest.raises(InputError, match=match), raise_together():
+        if rank == 1:
+            raise InputError("--train_file: there is no file.")
+
+
+def test_an_error_names_its_machine():
+    process = forked.run(fail_on_one_machine, processes=2)
+    assert process.returncode == 0, process.stderr

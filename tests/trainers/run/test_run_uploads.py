@@ -28,7 +28,9 @@ def start_push(self, token=None, private=None) -> None:
 def test_checkpoints_are_uploaded_when_they_are_complete(settings, folders, electra, tmp_path, monkeypatch):
     """With the card and the plot of the run, and without the arguments of the trainer, which logs contain, too."""
     uploads = []
-    (tmp_path / "events.out.tfevents.1").touch()
+    private = {"SST-2.tsv", "predict_null_odds.json", "predict_results.txt", "eval_predictions.jsonl"}
+    for name in ("events.out.tfevents.1", *private):
+        (tmp_path / name).touch()
 
     def upload(self, *, folder_path, path_in_repo="", ignore_patterns=(), run_as_future=False, **kwargs):
         files = [path.relative_to(folder_path).as_posix() for path in Path(folder_path).rglob("*") if path.is_file()]
@@ -46,7 +48,7 @@ def test_checkpoints_are_uploaded_when_they_are_complete(settings, folders, elec
     assert [folder for folder, _ in uploads] == folders
     models = {"model.safetensors", *["generator/model.safetensors"] * electra}
     for folder, files in uploads:
-        assert models <= files and not {"training_args.bin", "events.out.tfevents.1"} & files
+        assert models <= files and not {"training_args.bin", "events.out.tfevents.1", *private} & files
         assert ({"manifest.json", "optimizer.pt"} <= files) == bool(folder)
         assert ("README.md" in files) == ("training.png" in files) == (not folder)
     assert not [name for name in os.listdir(tmp_path) if name.startswith("_")]
