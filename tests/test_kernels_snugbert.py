@@ -272,6 +272,25 @@ def test_registered_attention_implementations_equal_stock_bert(form):
     assert_same_gradients(ours, stock, tolerance=2e-5)
 
 
+def test_grouped_attention_as_an_operator():
+    """torch's own checks of operators, and the same results as without compilation."""
+    starts = sequence_starts(LENGTHS["few queries"])
+    tensors = make_inputs(LENGTHS["few queries"])
+    torch.library.opcheck(kernels._attend_operator, (*tensors, *starts, 0.3, 0.0))
+
+    def attend(*tensors):
+        return kernels.grouped_attention(*tensors, *starts, 0.3, DROPOUT)
+
+    torch._dynamo.reset()
+    results = []
+    for function in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(1)
+        results.append(function(*tensors))
+    assert torch.equal(*results)
+    pairs = (torch.autograd.grad((result**2).sum(), tensors) for result in results)
+    assert all(torch.equal(*pair) for pair in zip(*pairs, strict=True))
+
+
 def test_packed_batches_of_all_sizes_are_one_graph():
     ours, _ = ours_and_stock("ForPreTraining", num_hidden_layers=2)
     torch._dynamo.reset()

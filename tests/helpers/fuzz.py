@@ -367,6 +367,10 @@ def read_file(read, folder: Path, file: Path) -> tuple[str, str]:
     return outcome, ""
 
 
+def read_and_exit(name: str, numbers: Iterable[int], seed: int) -> None:
+    sys.exit(find_defects(name, numbers, seed))
+
+
 def main() -> int:
     """Reads files of each format in a process of its own. Returns how many formats have defects."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -378,8 +382,7 @@ def main() -> int:
     numbers = range(args.files) if args.number is None else [args.number]
     failed = 0
     for name in args.formats:
-        read = lambda name=name: sys.exit(find_defects(name, numbers, args.seed))  # noqa: E731
-        process = get_context("fork").Process(target=read)
+        process = get_context("fork").Process(target=read_and_exit, args=(name, numbers, args.seed))
         process.start()
         process.join()
         print(f"{name}: exit status {process.exitcode}")

@@ -54,7 +54,8 @@ def main(folder: Path, heads: list[str], sentences: list[str]) -> None:
     model = load("ForSequenceClassification", "org/ForMaskedLM", num_labels=3)
     tensors["changed"] = outputs(model, tokenizer, sentences)
     with intercept_pushes() as repositories:
-        model.push_to_hub("stranger/changed"), tokenizer.push_to_hub("stranger/changed")
+        model.push_to_hub("stranger/changed")
+        tokenizer.push_to_hub("stranger/changed")
     (folder / "changed").mkdir()
     for name, content in repositories["stranger/changed"].items():
         (folder / "changed" / name).write_bytes(content)

@@ -53,7 +53,8 @@ def save_for_tools(folder: Path) -> dict[str, list[torch.Tensor]]:
     fields = classifier.config.to_dict() | {"embedding_size": 16, "position_embedding_type": "after_padding"}
     detector = snugbert.SnugBertForReplacedTokenDetection(snugbert.SnugBertConfig.from_dict(fields))
     for name, model in (("classifier", classifier), ("detector", detector), ("plain", ours_and_stock("Model")[0])):
-        model.save_pretrained(folder / name), TOKENIZER.save_pretrained(folder / name)
+        model.save_pretrained(folder / name)
+        TOKENIZER.save_pretrained(folder / name)
     encoder = SentenceTransformer(str(folder / "plain"))
     encoder.save_pretrained(str(folder / "encoder"))
     base = snugbert.SnugBertForSequenceClassification.from_pretrained(folder / "classifier")

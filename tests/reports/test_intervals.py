@@ -36,7 +36,7 @@ def plain_bootstrap(number: int, score) -> dict[str, tuple[float, float]]:
 
 
 def check(task, split, answers, number: int, score) -> dict[str, tuple[float, float]]:
-    """Compares the scores and their intervals with those of `score`, a function of the drawn examples."""
+    """Compares scores and intervals with a reference. `score` gets the numbers of the drawn examples."""
     rows, expected = task.measure(split, answers), score(np.arange(number))
     metrics = task.score(split, rows)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-12, nan_ok=True)

@@ -283,8 +283,14 @@ def test_credentials_in_urls_are_hidden():
 @pytest.mark.parametrize("status", [404, 403])
 def test_no_message_has_a_secret(status, caplog, tmp_path):
     caplog.set_level(logging.INFO)
-    answer = lambda self: self.send_error(status)  # noqa: E731
-    with serve(type("Refusing", (Silent,), {"do_GET": answer, "do_HEAD": answer})) as address:
+
+    class Refusing(Silent):
+        def do_GET(self):
+            self.send_error(status)
+
+        do_HEAD = do_GET
+
+    with serve(Refusing) as address:
         url = address.replace("://", "://USERNAME:PASSWORD@") + "/file?token=TOKEN"
         with pytest.raises(FileNotFoundError if status == 404 else InputError) as caught:
             urls.download(url, tmp_path / "file")

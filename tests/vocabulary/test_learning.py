@@ -66,19 +66,27 @@ def test_merges_by_hand():
     assert cut["wordpiece"] == ["hug", "##un", "[UNK]"]
 
 
-def test_limits_of_words_characters_and_counts(monkeypatch):
-    assert count_words(["a" * 101 + " " + "b" * 100], SnugBertTokenizer()) == {"b" * 100: 1}  # WordPiece's limit
-    # The library counts in 32 bits.
+def test_words_over_wordpieces_limit_are_not_counted():
+    assert count_words(["a" * 101 + " " + "b" * 100], SnugBertTokenizer()) == {"b" * 100: 1}
+
+
+def test_counts_over_32_bits_are_scaled(monkeypatch):
+    """The library counts in 32 bits."""
     words = Counter(hug=100, pug=50, pun=120, bun=40, hugs=50)
     expected = learn_wordpiece(words, vocab_size=100, min_frequency=50)
     monkeypatch.setattr(learning, "MOST_TRAINING_WORDS", words.total() // 10)
     assert learn_wordpiece(words, vocab_size=100, min_frequency=50) == expected
     assert sum(len(line.split()) for line in learning._repeat_words(words, scale=10)) == words.total() // 10
-    # a and b cover 9,990 of 9,999 characters, too few; with c 0.9995 of them are covered.
+
+
+def test_the_alphabet_covers_most_characters(monkeypatch):
+    """a and b cover 9,990 of 9,999 characters, which is too few. With c, 0.9995 of them are covered."""
     monkeypatch.setattr(learning, "ALPHABET_SIZE", 2)
     rare = Counter({"aa": 4000, "b": 1990, "c": 4, "d": 3, "ad": 1})
     assert learn_wordpiece(rare, vocab_size=10) == [*SPECIAL_TOKENS, "a", "b", "c", "##a", "aa"]
-    # The table of words is pruned.
+
+
+def test_the_table_of_words_is_pruned(monkeypatch):
     monkeypatch.setattr(learning, "MOST_DISTINCT_WORDS", 100)
     monkeypatch.setattr(learning, "CHARACTERS_AT_ONCE", 200)
     lines = [f"often {'seldom' if number % 3 == 0 else ''} once{number}" for number in range(5000)]

@@ -146,7 +146,7 @@ def test_a_disk_without_space_for_a_checkpoint_is_refused(tmp_path, monkeypatch)
 
 
 def resume_on_a_machine(folder: Path) -> None:
-    """One of two machines, of which the second has no disk in common with the first, or a shared one."""
+    """One of two machines. They resume from a shared folder. From folders of their own, they are refused."""
     os.environ["LOCAL_RANK"] = "0"
     shared, own = folder / "shared", folder / f"machine-{os.environ['RANK']}"
     if os.environ["RANK"] == "0":
