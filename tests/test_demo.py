@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import forked
-import gradio as gr
 import pytest
 import torch
 import transformers
@@ -65,7 +64,7 @@ def open_model(folder: Path) -> tuple[Any, Any]:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[gr.Blocks]:
+def served(folder: Path) -> Iterator[Any]:
     page = demo.build_page(str(folder))
     demo.serve_page(page, "127.0.0.1")
     try:

@@ -14,8 +14,6 @@ from synthetic import without_times
 
 from snugbert_cli import main as snugbert_command
 
-wandb = pytest.importorskip("wandb")  # `make test` installs the reporters, but not `make test-lowest`
-trackio = pytest.importorskip("trackio")
 sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))  # do not import TensorFlow, which takes seconds
 
 pytestmark = pytest.mark.slow
@@ -39,6 +37,8 @@ def received(tmp_path, monkeypatch):
 
     Plots are small images whose width is the length of their name.
     """
+    # Here, because importing them takes a second. `make test` installs the reporters, but not `make test-lowest`.
+    wandb, trackio = pytest.importorskip("wandb"), pytest.importorskip("trackio")
     runs = {}
 
     def record(library, real, key):
@@ -79,7 +79,7 @@ def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, received):
     assert snugbert_command(command) == 0
     shutil.rmtree(folder / "checkpoint-8")
     assert snugbert_command([*command, "--resume_from_checkpoint", "true"]) == 0
-    wandb.finish()
+    sys.modules["wandb"].finish()
 
     assert read_log(folder) == read_log(tmp_path / "silent")
     weights, expected = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "silent"))
