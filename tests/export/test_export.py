@@ -11,6 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from huggingface_hub import ModelCard
+from onnxruntime import InferenceSession
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from snugbert import SnugBertModel
@@ -108,6 +109,9 @@ def test_every_head_equals_the_original_and_its_card_runs(
     done = export_model(source, tmp_path / "out", to)
     assert (tmp_path / "out/onnx/model.onnx.data").exists() == ((head, family) == ("ForPreTraining", "bert"))
     assert 0 < done.difference < FLOAT32_TOLERANCE / 10 and done.num_texts > 40
+    if head == "Model":
+        outputs = InferenceSession(tmp_path / "out/onnx/model.onnx").get_outputs()
+        assert [output.name for output in outputs] == ["last_hidden_state", "pooler_output"]
     card = ModelCard.load(tmp_path / "out" / "README.md").text
     monkeypatch.chdir(tmp_path)
     exec(re.search(r"^```python\n(.*?)^```$", card, flags=re.DOTALL | re.MULTILINE)[1], {})

@@ -4,6 +4,7 @@ import json
 import re
 import resource
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -52,6 +53,21 @@ def test_converted_to_bert_opens_without_snugbert(pretrained, tmp_path, monkeypa
     assert type(model) is transformers.BertForPreTraining and not any(info.values())
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "bert")
     assert type(tokenizer) is transformers.BertTokenizer and tokenizer(TEXT).input_ids == expected
+
+
+def test_an_interrupted_conversion_does_not_look_complete(pretrained, tmp_path, monkeypatch):
+    move = shutil.move
+
+    def stop_after_the_weights(source, target):
+        move(source, target)
+        if target.name == "model.safetensors":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "move", stop_after_the_weights)
+    with pytest.raises(KeyboardInterrupt):
+        convert_model(pretrained, tmp_path / "bert", "bert")
+    files = {file.name for file in (tmp_path / "bert").iterdir()}
+    assert "model.safetensors" in files and "config.json" not in files
 
 
 @pytest.mark.slow
