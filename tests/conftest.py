@@ -50,10 +50,11 @@ LONG_FILES = (
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Prints how long the suite, or its fast half, takes on this machine."""
     config = session.config
-    is_whole = config.args == config.getini("testpaths") and not config.option.keyword
+    options = config.option
+    is_whole = config.args == config.getini("testpaths") and not (options.keyword or options.collectonly)
     if is_whole and not hasattr(config, "workerinput") and hasattr(config, "cache"):  # not with `-p no:cacheprovider`
         line = "All tests take 6 minutes on two cores, and the fast half 2."
-        if seconds := config.cache.get(f"seconds/{config.option.markexpr}", None):
+        if seconds := config.cache.get(f"seconds/{options.markexpr}", None):
             line = f"The last run of these tests took {seconds / 60:.1f} minutes here."
         config.get_terminal_writer().line(line)
         session.begin = time.monotonic()

@@ -42,8 +42,9 @@ def read_modules(folder: Path) -> list[dict[str, str]]:
     try:
         modules = parse_json(file.read_text(encoding="utf-8"))
         # Another path could write or delete files outside of the output folder.
-        is_valid = _name(modules[0]).endswith("Transformer") and not any(
-            Path(module["path"]).is_absolute() or ".." in Path(module["path"]).parts for module in modules
+        is_valid = _name(modules[0]).endswith("Transformer") and all(
+            _name(module) and not Path(module["path"]).is_absolute() and ".." not in Path(module["path"]).parts
+            for module in modules
         )
     except (AttributeError, LookupError, TypeError, ValueError):
         is_valid = False
