@@ -284,6 +284,7 @@ def read_scores(command: str, folder: Path, step: int | str) -> dict[tuple[str, 
     return {("text-classification", "accuracy"): last[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "file", "changes", "words"),
     [

@@ -145,6 +145,7 @@ def ask(port: int, path: str, body: bytes | None = None, **headers: str) -> int:
     return status
 
 
+@pytest.mark.slow
 def test_other_hosts_and_large_requests_are_refused(checkpoints):
     with served(checkpoints / "tags") as page:
         port, call = page.server_port, "/gradio_api/call/partial"
@@ -198,6 +199,7 @@ def test_the_page_shows_answers_and_errors_in_a_browser_without_other_hosts(chec
         assert hosts == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_processes_serve_until_ctrl_c(checkpoints):
     """Only this machine, or all machines with a warning."""
     running = {}

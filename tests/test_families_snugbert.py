@@ -274,6 +274,7 @@ def test_buckets_equal_transformers(tmp_path):
         assert_close({"logits": ours(ids).logits}, {"logits": stock(ids).logits}, 1e-5)
 
 
+@pytest.mark.slow
 def test_relative_positions_in_every_implementation(tmp_path):
     """Attention implementations, masks of scores, compilation and gradient checkpointing: equal outputs and gradients.
 

@@ -183,6 +183,7 @@ def read_and_print_peak(file):
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
+@pytest.mark.slow
 def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
     """400 MB of text in 400 KB of gzip are refused in 250 MB of memory."""
     file = tmp_path / "line.txt.gz"

@@ -69,6 +69,7 @@ def test_the_report_equals_a_plain_count(documents, tmp_path, tokenizer, small_b
     assert report.left_out is None and report.is_complete
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["lines", "documents"])
 def test_leaving_copies_out_equals_a_text_without_them(documents, tmp_path, tokenizer, small_blocks, what):
     """Bit for bit, with one and two processes, and after a kill."""
@@ -130,6 +131,7 @@ def test_pretrain_holds_out_documents_and_reports_copies(documents, tmp_path, to
     assert sorted(train + held_out) == sorted(whole) and 0.2 < len(held_out) / len(whole) < 0.4
 
 
+@pytest.mark.slow
 def test_the_guide_finds_near_duplicates(data_dir, tmp_path, monkeypatch):
     """Copies with one word in a hundred left out. No other document is removed."""
     monkeypatch.chdir(tmp_path)

@@ -102,6 +102,7 @@ def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path)
     assert alone["baselines"]["mlm_loss"] < ours["baselines"]["mlm_loss"] and alone["examples"] == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["roberta", "electra", "bert", "fnet"])
 def test_other_models(kind, files, tmp_path):
     """Padding changes nothing: single examples, with the loss that the model computes, give the same scores."""

@@ -84,6 +84,7 @@ def test_sinusoids_continue():
     assert continue_rows(table[:512], 0).shape == (0, 48)
 
 
+@pytest.mark.slow
 def test_a_real_bert(tmp_path, minilm, capsys):
     """The command on MiniLM, an embedding model. Held-out rows are predicted better than by tiling."""
     command = ["convert", str(minilm), str(tmp_path / "long"), "--to", "bert", "--max_position_embeddings", "2048"]

@@ -25,6 +25,7 @@ def list_compiled(model: torch.nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if module._compiled_call_impl is not None]
 
 
+@pytest.mark.slow
 def test_a_gpu_compiles_more_parts_than_a_cpu():
     layers = ["bert.encoder.layer.0", "bert.encoder.layer.1"]
     model = tiny_model()

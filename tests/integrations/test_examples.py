@@ -123,6 +123,7 @@ def test_models_larger_than_memory(run_example, checkpoints):
         assert torch.equal(run(model, inputs), run(whole, inputs))
 
 
+@pytest.mark.slow
 def test_attributions_equal_stock_bert(run_example, capsys):
     pytest.importorskip("captum.attr", reason="captum is not installed (`make test` installs it)")
     stock, ours = (run_example("captum: which words decide", side) for side in ("stock", "ours"))

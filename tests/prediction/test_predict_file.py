@@ -389,6 +389,7 @@ def make_conll(line_end: str) -> str:
     return text.replace("\n", line_end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line_end", ["\n", "\r"])
 def test_conll_like_ner(tagger, tmp_path, monkeypatch, line_end):
     monkeypatch.setattr(run, "WINDOW_ROWS", 2)

@@ -195,6 +195,7 @@ def test_a_run_learns_and_writes_everything(trained):
     assert np.mean(chosen) > 0.9
 
 
+@pytest.mark.slow
 def test_stock_bert_predict_and_the_run_agree(trained, workshop, tmp_path):
     """`snugbert predict` reads both forms of examples, whichever the model was trained on."""
     run, accuracy = trained

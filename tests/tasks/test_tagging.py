@@ -186,6 +186,7 @@ def write_split(tagging: Tagging, split: TagSplit, tags: Tags, folder: Path) -> 
     return folder / "output" / name
 
 
+@pytest.mark.slow
 def test_conll_2003_with_its_own_tags_is_unchanged(data_dir, tmp_path):
     source = (data_dir / "conll2003/test.txt.gz").read_bytes()
     assert write(tmp_path, "test.txt.gz", source).encode() == gzip.decompress(source)

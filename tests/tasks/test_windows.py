@@ -215,6 +215,7 @@ def test_the_stored_windows_have_the_limit_of_the_tokenizer(workshop, tmp_path):
     assert config["document_windows"] == {"max_seq_length": 12, "doc_stride": STRIDE}
 
 
+@pytest.mark.slow
 def test_distillation(run, workshop, tmp_path):
     """The teacher reads its own windows, and the student whole documents."""
     teacher = {"teacher_name_or_path": run, "cache_dir": tmp_path / "cache"}

@@ -28,6 +28,7 @@ def list_files(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_pretraining_changes_nothing(small_run, tmp_path, capsys, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -88,6 +88,7 @@ def extend(old: Path, file: Path, size: int, new: Path, *flags: str) -> None:
     run_command("vocabulary", [*arguments, *flags])
 
 
+@pytest.mark.slow
 def test_init_extends_the_generator_of_an_electra(tmp_path, some_text):
     """Both models get the same new embeddings, because they share them."""
     old, new = write_checkpoint(tmp_path / "old", "electra", "ForPreTraining"), tmp_path / "new"
@@ -110,6 +111,7 @@ def test_init_extends_the_generator_of_an_electra(tmp_path, some_text):
     assert not (new / "generator").exists()  # it would belong to another model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
 def test_init_continues_merging(tmp_path: Path, bpe_folders, some_text, data_dir, kind, capsys):
     extend(bpe_folders[kind], some_text, 6000, tmp_path)

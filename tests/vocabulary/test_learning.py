@@ -100,6 +100,7 @@ def test_the_table_of_words_is_pruned(monkeypatch):
 OPTIONS = {"min_frequency": 2, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False, "vocab_size": 4000}
 
 
+@pytest.mark.slow
 def test_tokens_equal_the_librarys_wordpiece(data_dir: Path, some_text: Path, bpe_folders):
     text = list(read_lines([some_text]))
     held_out = list(islice(read_lines([data_dir / "wiki_en" / "validation.txt.gz"]), 200))

@@ -158,6 +158,7 @@ def test_commands_take_urls(tmp_path, bucket, monkeypatch, capsys):
     assert not Path("s3:").exists()
 
 
+@pytest.mark.slow
 def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer, monkeypatch):
     """Three files, two shards. With more shards than files, or to find copies, each shard reads everything."""
     (tmp_path / "data").mkdir()

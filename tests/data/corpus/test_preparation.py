@@ -70,6 +70,7 @@ def prepare_slowly(tokenizer, file, folder):
     snugbert.prepare_corpus(file, tokenizer, folder, preprocessing_num_workers=2, show_progress=False)
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_leaves_no_process_and_no_lock(data_dir, tmp_path, tokenizer):
     text = data_dir / "wikitext2/valid.docs.txt.gz"
     process = forked.start(prepare_slowly, tokenizer, text, tmp_path)

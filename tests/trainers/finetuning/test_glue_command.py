@@ -263,6 +263,7 @@ def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_classifier_for_other_labels_and_columns(run, workshop, tmp_path):
     """Its checkpoint stores the columns: a file to score may have more columns of text, in another order."""
     rows = [{"title": f"{word} a plot", "body": word, "mood": i} for i, word in enumerate(["a", "the", "film"] * 4)]

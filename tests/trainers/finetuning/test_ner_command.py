@@ -93,6 +93,7 @@ def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys
     assert "predictions  eval_predictions.txt\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tags", [{"O": "O", "I-PER": "I", "I-LOC": "I"}, {"O": "IN", "I-PER": "NNP", "I-LOC": "S"}])
 def test_tags_without_types_and_tags_that_mark_no_entities(tags, workshop, tmp_path, caplog):
     has_entities, files = tags["O"] == "O", {}

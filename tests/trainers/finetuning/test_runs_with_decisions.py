@@ -141,7 +141,9 @@ def test_each_flag_alone(workshop, files, tmp_path):
     """The metric of the thresholds becomes the main metric."""
     found = {}
     for flag, value in CHOSEN.items():
-        run_command("glue", arguments(workshop, tmp_path / flag, **files, task_name="sst2", **{flag: value}))
+        run_command(
+            "glue", arguments(workshop, tmp_path / flag, **files, task_name="sst2", max_steps=2, **{flag: value})
+        )
         results = json.loads((tmp_path / flag / "results.json").read_text())
         found[flag] = results["decisions"], list(results["metrics"]["eval"])
     # The threshold of a GLUE task is the one of its second label.

@@ -103,6 +103,7 @@ def test_a_student_learns_from_unlabeled_questions(run, workshop, tmp_path):
         run_command("squad", arguments(workshop, tmp_path / "other-out", **changes))
 
 
+@pytest.mark.slow
 def test_the_best_threshold_gives_the_best_score(workshop, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     files = {

@@ -30,6 +30,7 @@ def make_documents(seed: int) -> list[list[list[int]]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ORDERS)
 def test_a_corpus_of_one_window_has_the_order_of_earlier_versions(words_tokenizer, tmp_path, objective):
     corpus = make_corpus([make_documents(seed) for seed in range(5)])
@@ -121,6 +122,7 @@ def test_a_bucket_with_a_small_cache_gives_the_same_batches(stored, tmp_path, to
         assert max(sizes) + sum(file.stat().st_size for file in (tmp_path / name).glob("*.examples")) <= 0.5 * size
 
 
+@pytest.mark.slow
 def test_windows_that_data_workers_would_leave_behind_are_refused(stored, tmp_path, tokenizer):
     size = measure(tmp_path / "corpus")
     corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks", 0.3 * size / 1e9)

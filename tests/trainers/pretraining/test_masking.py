@@ -80,6 +80,7 @@ def expected_span_lengths(budget: int) -> np.ndarray:
     return spans
 
 
+@pytest.mark.slow
 def test_spans_have_the_lengths_of_spanbert():
     """With one token per word, in two parts that no span crosses. A large budget gives the mean of the paper, 3.8."""
     rng, budget, rounds = np.random.default_rng(0), 19, 2000

@@ -83,6 +83,7 @@ class NoteSteps(TrainerCallback):
         self.updated.append({name for name, parameter in model.named_parameters() if optimizer.state.get(parameter)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "muon", "lamb"])
 def test_the_next_sentence_head_waits_for_pairs(tmp_path, optim):
     """Without a gradient, weights do not decay and have no state. They then start as with a new optimizer.

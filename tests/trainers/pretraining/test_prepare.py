@@ -100,6 +100,7 @@ def test_unknown_tokens_are_counted(tmp_path, words_tokenizer, monkeypatch, caps
 # --- `--check` -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, words_tokenizer, bucket, monkeypatch, capsys):
     monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "home"))
     for number in range(7):

@@ -108,6 +108,7 @@ def test_other_objectives(small_run, tmp_path, capsys, objective):
         assert rates[0] == pytest.approx(0.3 - 0.15 / 7) and 0.15 in rates
 
 
+@pytest.mark.slow
 def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path):
     """Both open alone, the discriminator with every head. Together they have the same metrics as after training."""
     folder, again = tmp_path / "electra", tmp_path / "again"
@@ -138,6 +139,7 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path):
     assert "| generator | 2 layers, hidden size 32, 2 attention heads, " in (folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog):
     """Two lengths in one run, the first without pairs. A run that resumes in the first phase ends like a straight one.
 

@@ -39,6 +39,7 @@ def make_trainer(tokenizer, folder, train_dataset, data_collator=None, **argumen
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [list, datasets.Dataset.from_list])
 def test_a_resumed_run_on_any_dataset_equals_an_uninterrupted_one(tokenizer, tmp_path, kind):
     """Resumes within an epoch. Random masks do not depend on the number of data workers."""
@@ -57,6 +58,7 @@ def test_a_resumed_run_on_any_dataset_equals_an_uninterrupted_one(tokenizer, tmp
         assert torch.equal(parameter, expected)
 
 
+@pytest.mark.slow
 def test_an_epoch_has_every_example_once_in_a_new_order(tokenizer, tmp_path):
     def collate(features):
         return {name: torch.tensor([feature[name] for feature in features]) for name in ("input_ids", "labels")}

@@ -17,6 +17,7 @@ def with_checkpoint(small_run, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path, capsys):
     text = tmp_path / "text"
     text.mkdir()

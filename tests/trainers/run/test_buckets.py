@@ -206,6 +206,7 @@ def fail_to_upload(file, url):
     raise InputError("no answer.")
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_the_bucket(in_bucket, bucket, capsys, caplog, monkeypatch):
     in_bucket |= {"max_steps": 4, "save_steps": 2}
     stored = bucket.folder / "runs/run"

@@ -66,6 +66,7 @@ def test_settings_that_do_not_change_the_outcome_may_change(checkpoint, tmp_path
     assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 4]
 
 
+@pytest.mark.slow
 def test_more_steps_are_applied_and_reported(checkpoint, tmp_path, caplog):
     """The rate follows the new schedule at once. Later checkpoints keep the history."""
     trainer = make_trainer(tmp_path, **RUN | {"max_steps": 10})

@@ -76,6 +76,7 @@ def straight(tmp_path_factory) -> Path:
 
 # Within an epoch, before its end, at its end, and at the end of the run. On a GPU, a run stops one step later unless
 # something is due.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("received", "step", "strategy", "late"),
     [
@@ -177,6 +178,7 @@ def test_two_processes_stop_after_the_same_step(tmp_path):
         assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_continues_within_a_run(straight, tmp_path, monkeypatch, caplog):
     raise_in_step(monkeypatch, 4, signal.SIGTERM)
     with pytest.raises(RunStopped):
