@@ -87,6 +87,7 @@ def test_the_card_of_a_pushed_model(head, hub):
     assert "The maximum input length is 40 tokens." in card.text.partition("## Limitations")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head",
     [

@@ -64,6 +64,7 @@ def light(tmp_path_factory):
     return process
 
 
+@pytest.mark.slow
 def test_help_imports_no_model_and_a_model_needs_no_training_packages(light):
     """Heavy packages are not there. `--help` takes as long as importing `TrainingArguments`."""
     imported, shape, refusal = light.stdout.splitlines()
