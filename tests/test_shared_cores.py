@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from snugbert import shared_cores
@@ -42,6 +44,19 @@ torch.set_num_threads(2)
 shared_cores.follow_loads((pause(cores - 2 + load) for load in (1.0, 0.3, 0.1, 0.0)), cores)
 pause(0)
 """
+
+
+def test_what_others_use_of_the_cores_of_this_process(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_percent", lambda percpu: [50.0, 90.0, 75.0])
+    own = []
+
+    def work(seconds: float) -> None:
+        start, used = time.perf_counter(), time.process_time()
+        while time.perf_counter() < start + seconds:
+            pass
+        own.append((time.process_time() - used) / (time.perf_counter() - start))
+
+    assert shared_cores.measure_others({0, 2}, 0.2, work) == pytest.approx(1.25 - own[0], abs=0.05)
 
 
 @pytest.mark.slow

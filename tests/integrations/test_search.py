@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "search.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
 START, PUBLISHED, RETRIEVER, SEARCH, RERANKER, RERANK = BLOCKS
-ROWS = 24
+ROWS = 40
 
 
 @pytest.fixture(scope="module")

@@ -128,6 +128,15 @@ def test_openvino_embeds_like_the_model(run_example, embeddings):
     np.testing.assert_allclose(found, embeddings, atol=1e-5)
 
 
+def test_sentence_transformers_opens_the_exported_bert(exports, embeddings):
+    """In version 6. The next tests have version 3."""
+    found = SentenceTransformer(str(exports / "encoder-bert")).encode(TEXTS)
+    np.testing.assert_allclose(found, embeddings, atol=1e-5)
+    pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))
+    expected, found = (CrossEncoder(str(exports / name)).predict(pairs) for name in ("reranker", "reranker-bert"))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def read(file):
     return json.loads(file.read_text())
 

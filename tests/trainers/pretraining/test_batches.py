@@ -31,6 +31,11 @@ def test_the_examples_of_a_step_do_not_depend_on_the_processes():
         ]
 
 
+def test_a_late_step_is_reached_at_once():
+    sampler = BatchSampler([Phase(range(10**12), 2 * 10**9, 30)], first_step=10**9)
+    assert next(iter(sampler)) == list(range(30 * 10**9, 30 * 10**9 + 30))
+
+
 @pytest.mark.parametrize(
     "phases, message",
     [

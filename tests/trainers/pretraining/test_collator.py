@@ -1,13 +1,15 @@
 """The pretraining collator: batches, and examples printed as text."""
 
+import gzip
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from prepared import content, prepare
-from tokenizers import Tokenizer, normalizers
-from tokenizers.models import BPE
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE, Unigram
+from tokenizers.trainers import UnigramTrainer
 from transformers import PreTrainedTokenizerFast
 
 import snugbert
@@ -16,7 +18,7 @@ from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretra
 from snugbert.trainers.pretraining.corpora import open_prepared
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
-from snugbert.vocabulary.learning import make_tokenizer
+from snugbert.vocabulary.learning import count_words, learn_tokens, make_tokenizer
 
 SEP = 102
 
@@ -60,6 +62,46 @@ def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, obje
         for (before, piece), (chosen_before, chosen) in zip(pairwise(pieces), pairwise(is_chosen), strict=True):
             if piece.startswith("##") and before not in ("[CLS]", "[SEP]"):
                 assert chosen == chosen_before
+
+
+def learn_tokenizer(kind: str, lines: list[str]):
+    """A tokenizer of 1,000 tokens."""
+    if kind == "unigram":
+        learner = Tokenizer(Unigram())
+        learner.pre_tokenizer = pre_tokenizers.Metaspace()
+        learner.train_from_iterator(lines, UnigramTrainer(vocab_size=1000, unk_token="<unk>", show_progress=False))
+        learner.post_processor = processors.BertProcessing(("[SEP]", 1), ("[CLS]", 0))
+        names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "unk_token": "<unk>"}
+        return PreTrainedTokenizerFast(tokenizer_object=learner, **names)
+    words = count_words(lines, make_tokenizer(kind))
+    return make_tokenizer(kind, *learn_tokens(words, 1000, 2, kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["byte-bpe", "unigram"])
+def test_no_word_of_another_tokenizer_is_cut(kind, data_dir, tmp_path):
+    """On real text. Words are transformers' `word_ids`. 15 % of the tokens are chosen, within 0.5 points."""
+    with gzip.open(data_dir / "wiki_en/validation.txt.gz", "rt", encoding="utf-8") as file:
+        lines = [" ".join(line.split()) for line in file if line.strip()][:150]
+    tokenizer = learn_tokenizer(kind, lines)
+    (tmp_path / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")
+    options = {"language": None, "num_workers": 1, "store_words": True}
+    corpus = prepare(tmp_path / "corpus", tokenizer, tmp_path / "text.txt", **options)
+    collate = SnugBertDataCollatorForPretraining(tokenizer, masking="words")
+    encoded = tokenizer(lines, add_special_tokens=False, verbose=False)
+    known = {tuple(ids): encoded.word_ids(line) for line, ids in enumerate(encoded["input_ids"])}
+    chosen = ordinary = checked = 0
+    for example in PretrainingDataset(corpus, tokenizer, 512, "mlm"):
+        ids, labels = example["input_ids"], collate([example])["labels"][0].numpy()
+        chosen += np.count_nonzero(labels != -100)
+        ends = np.flatnonzero(ids == tokenizer.sep_token_id)
+        ordinary += len(ids) - 1 - len(ends)
+        for start, end in zip([0, *ends], ends, strict=False):
+            words = known.get(tuple(ids[start + 1 : end].tolist()), [])  # of a whole line
+            pairs = set(zip(words, (labels[start + 1 : end] != -100).tolist(), strict=False))
+            assert len(pairs) == len(set(words))
+            checked += len(words)
+    assert checked > 1000 and chosen / ordinary == pytest.approx(0.15, abs=0.005)
 
 
 def test_words_need_a_tokenizer_with_words():
