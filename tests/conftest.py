@@ -31,19 +31,19 @@ SAVEFIG = Figure.savefig
 LONG_FILES = (
     "export/test_export.py",
     "invariants/test_training.py",
-    "families/test_stock_models.py",
     "trainers/run/test_buckets.py",
+    "families/test_stock_models.py",
+    "hub/test_hub.py",
     "trainers/finetuning/test_sweep.py",
     "invariants/test_compilation.py",
-    "trainers/run/test_stopping.py",
-    "integrations/test_search.py",
-    "hub/test_hub.py",
-    "integrations/test_examples.py",
+    "test_demo.py",
     "trainers/test_graphs_in_training.py",
+    "trainers/run/test_stopping.py",
+    "integrations/test_examples.py",
+    "integrations/test_search.py",
     "trainers/finetuning/test_distillation.py",
     "test_families_snugbert.py",
-    "test_modeling_snugbert.py",
-    "test_card_snugbert.py",
+    "invariants/test_processes.py",
 )
 
 
