@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -48,14 +49,13 @@ LONG_FILES = (
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Prints how long the suite, or its fast half, takes on this machine."""
+    """Prints how long all tests, or the fast half, take on this machine: as long as the last run of the command."""
     config = session.config
-    options = config.option
-    is_whole = config.args == config.getini("testpaths") and not (options.keyword or options.collectonly)
+    is_whole = config.args == config.getini("testpaths")
     if is_whole and not hasattr(config, "workerinput") and hasattr(config, "cache"):  # not with `-p no:cacheprovider`
         line = "All tests take 6 minutes on two cores, and the fast half 2."
-        if seconds := config.cache.get(f"seconds/{options.markexpr}", None):
-            line = f"The last run of these tests took {seconds / 60:.1f} minutes here."
+        if seconds := config.cache.get(_name_command(config), None):
+            line = f"The last run of this command took {seconds / 60:.1f} minutes here."
         config.get_terminal_writer().line(line)
         session.begin = time.monotonic()
 
@@ -63,7 +63,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Stores how long it took."""
     if hasattr(session, "begin") and exitstatus == 0:
-        session.config.cache.set(f"seconds/{session.config.option.markexpr}", time.monotonic() - session.begin)
+        session.config.cache.set(_name_command(session.config), time.monotonic() - session.begin)
+
+
+def _name_command(config: pytest.Config) -> str:
+    return "/".join(["seconds", Path(sys.prefix).name, " ".join(config.invocation_params.args) or "pytest"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

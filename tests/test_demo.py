@@ -145,7 +145,6 @@ def ask(port: int, path: str, body: bytes | None = None, **headers: str) -> int:
     return status
 
 
-@pytest.mark.slow
 def test_other_hosts_and_large_requests_are_refused(checkpoints):
     with served(checkpoints / "tags") as page:
         port, call = page.server_port, "/gradio_api/call/partial"

@@ -46,7 +46,7 @@ pause(0)
 """
 
 
-def test_what_others_use_of_the_cores_of_this_process(monkeypatch):
+def test_the_load_of_other_processes(monkeypatch):
     monkeypatch.setattr(psutil, "cpu_percent", lambda percpu: [50.0, 90.0, 75.0])
     own = []
 

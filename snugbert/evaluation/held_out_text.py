@@ -125,7 +125,6 @@ def score_examples(
     tokenizer: PreTrainedTokenizerBase,
     dataset: PretrainingDataset,
     num_examples: int,
-    batch_size: int = 8,
 ) -> dict[str, float]:
     """Masks and scores the first examples of a dataset.
 
@@ -134,8 +133,7 @@ def score_examples(
     collate = SnugBertDataCollatorForPretraining(tokenizer)
     is_own = isinstance(model, SnugBertPreTrainedModel)
     takes_mask = "attention_mask" in signature(model.forward).parameters
-    if not takes_mask:  # such as FNet, which would mix in padding
-        batch_size = 1
+    batch_size = 8 if takes_mask else 1  # FNet, for example, would mix in padding
     sums = []
     with Progress("scoring", num_examples, "examples") as progress:
         for start in range(0, num_examples, batch_size):

@@ -36,8 +36,7 @@ def put_space_before_words(tokenizer: PreTrainedTokenizerBase) -> None:
         backend.pre_tokenizer.add_prefix_space = True
         if hasattr(backend.post_processor, "add_prefix_space"):  # affects offsets only
             backend.post_processor.add_prefix_space = True
-        tokenizer.add_prefix_space = True
-        tokenizer.init_kwargs["add_prefix_space"] = True  # is saved with the tokenizer
+        tokenizer.add_prefix_space = True  # RobertaTokenizer saves it
 
 
 def make_tag_windows(

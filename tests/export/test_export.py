@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from onnxruntime import InferenceSession
+from parity import HEADS
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -33,6 +34,20 @@ TAGGER = {
 ANSWERS = ["no", "perhaps", "yes", "always"]
 PAIRS = {"id2label": dict(enumerate(ANSWERS)), "text_columns": ["premise", "hypothesis"]}
 SEVERAL = PAIRS | {"problem_type": "multi_label_classification"}
+# Every head, and every kind of encoder. The head, the family, the engine, fields, and what the example prints.
+CASES = [
+    ("Model", "bert", "onnx", {}, ""),
+    ("ForPreTraining", "bert", "onnx", {}, ""),
+    ("ForPreTraining", "electra", "onnx", {}, ""),
+    ("ForMaskedLM", "roberta", "onnx", {}, ""),
+    ("ForNextSentencePrediction", "bert", "onnx", {}, ""),
+    ("ForSequenceClassification", "bert", "onnx", SEVERAL, None),
+    ("ForSequenceClassification", "roberta", "bert", PAIRS, None),
+    ("ForQuestionAnswering", "bert", "onnx", {}, ""),
+    ("ForMultipleChoice", "bert", "onnx", {}, ""),
+    ("ForMultipleChoice", "bert", "openvino", {}, ""),
+    ("ForTokenClassification", "deberta-v2", "onnx", TAGGER, "-PER'"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +56,7 @@ def graphs() -> Iterator[None]:
     written: dict[tuple, dict[str, bytes]] = {}
 
     def write_once(model, input_names, file):
-        # Weights depend on the seed only, and graphs do not depend on the kind of problem.
+        # The seed is fixed, so class and configuration determine the weights. The kind of problem does not matter.
         fields = model.config.to_dict() | {"problem_type": None}
         key = (type(model), json.dumps(fields, default=str), graph.MOST_BYTES)
         if key not in written:
@@ -81,26 +96,11 @@ def test_bert_in_float16(checkpoint, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("head", "family", "to", "fields", "printed"),
-    [
-        # Every head and every family. A head is the same in each family.
-        ("Model", "bert", "onnx", {}, ""),
-        ("ForPreTraining", "bert", "onnx", {}, ""),
-        ("ForPreTraining", "electra", "onnx", {}, ""),
-        ("ForMaskedLM", "roberta", "onnx", {}, ""),
-        ("ForNextSentencePrediction", "bert", "onnx", {}, ""),
-        ("ForSequenceClassification", "bert", "onnx", SEVERAL, None),
-        ("ForSequenceClassification", "roberta", "bert", PAIRS, None),
-        ("ForQuestionAnswering", "bert", "onnx", {}, ""),
-        ("ForMultipleChoice", "bert", "onnx", {}, ""),
-        ("ForMultipleChoice", "bert", "openvino", {}, ""),
-        ("ForTokenClassification", "deberta-v2", "onnx", TAGGER, "-PER'"),
-    ],
-)
+@pytest.mark.parametrize(("head", "family", "to", "fields", "printed"), CASES)
 def test_every_head_equals_the_original_and_its_card_runs(
     checkpoint, tmp_path, head, family, to, fields, printed, monkeypatch, capsys
 ):
+    assert {head for head, *_ in CASES} == set(HEADS)
     source = checkpoint(head, family, **fields)
     if head == "ForNextSentencePrediction":
         monkeypatch.setattr(graph, "MOST_BYTES", 1000)  # as if a protobuf file held no more: weights get a second file
@@ -154,7 +154,7 @@ def test_the_check_sees_every_output_and_length(checkpoint, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
-def test_int8_and_float16_are_smaller_and_scored(checkpoint, tmp_path, to, monkeypatch, capsys):
+def test_int8_is_smaller_than_float16_and_both_are_scored(checkpoint, tmp_path, to, monkeypatch, capsys):
     source = checkpoint("ForSequenceClassification", **PAIRS)
     words = family_checkpoints.WORDS[:40]
     texts = [" ".join(words[start:]) for start in range(8)]

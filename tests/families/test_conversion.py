@@ -58,16 +58,16 @@ def test_converted_to_bert_opens_without_snugbert(pretrained, tmp_path, monkeypa
 def test_an_interrupted_conversion_does_not_look_complete(pretrained, tmp_path, monkeypatch):
     move = shutil.move
 
-    def stop_after_the_weights(source, target):
-        move(source, target)
-        if target.name == "model.safetensors":
+    def stop_at_the_configuration(source, target):
+        if target.name == "config.json":
             raise KeyboardInterrupt
+        move(source, target)
 
-    monkeypatch.setattr(shutil, "move", stop_after_the_weights)
+    monkeypatch.setattr(shutil, "move", stop_at_the_configuration)
     with pytest.raises(KeyboardInterrupt):
         convert_model(pretrained, tmp_path / "bert", "bert")
     files = {file.name for file in (tmp_path / "bert").iterdir()}
-    assert "model.safetensors" in files and "config.json" not in files
+    assert files == {"model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
 
 
 @pytest.mark.slow

@@ -101,7 +101,10 @@ def test_a_reranker_keeps_its_activation(tmp_path):
         np.testing.assert_allclose(model.predict(pairs), reranker.predict(pairs), atol=1e-5)
 
 
-@pytest.mark.parametrize("content", ["[", "[]", '[{"type": "a.Transformer", "path": "../x"}]'])
+@pytest.mark.parametrize(
+    "content",
+    ["[", "[]", '[{"type": "a.Transformer", "path": "../x"}]', '[{"type": "a.Transformer", "path": ""}, {"type": 5}]'],
+)
 def test_damaged_files(encoder, tmp_path, content):
     shutil.copytree(encoder, tmp_path / "damaged")
     (tmp_path / "damaged/modules.json").write_text(content)

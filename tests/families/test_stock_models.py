@@ -24,7 +24,7 @@ FAMILIES = ("bert", *FAMILY_TYPES)
 SOURCES = [
     pytest.param(kind, head, marks=[] if kind in ("bert", "roberta") else pytest.mark.slow)
     for kind in (*FAMILIES, "distilbert", "tensorflow")
-    for head in (CLASSES[kind] if kind != "tensorflow" else ["ForPreTraining"])
+    for head in CLASSES.get(kind, ["ForPreTraining"])
 ]
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "vocab_size": 211, "activation": "relu"}
 

@@ -11,6 +11,7 @@ import fuzz
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", fuzz.FORMATS)
 def test_some_mutated_files(name):
     numbers = range(10 if name == "checkpoint" else 30)  # reading a checkpoint trains a step

@@ -129,7 +129,7 @@ def test_openvino_embeds_like_the_model(run_example, embeddings):
 
 
 def test_sentence_transformers_opens_the_exported_bert(exports, embeddings):
-    """In version 6. The next tests have version 3."""
+    """Version 6. `.venv-serve` has version 3."""
     found = SentenceTransformer(str(exports / "encoder-bert")).encode(TEXTS)
     np.testing.assert_allclose(found, embeddings, atol=1e-5)
     pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))

@@ -80,7 +80,7 @@ def test_counts_over_32_bits_are_scaled(monkeypatch):
 
 
 def test_the_alphabet_covers_most_characters(monkeypatch):
-    """a and b cover 9,990 of 9,999 characters, which is too few. With c, 0.9995 of them are covered.
+    """a and b cover 9,991 of 9,999 characters, which is too few. With c, 0.9995 of them are covered.
 
     d is as frequent as c and comes first in the text, but later in the alphabet.
     """

@@ -146,7 +146,7 @@ def test_each_flag_alone(workshop, files, tmp_path):
         )
         results = json.loads((tmp_path / flag / "results.json").read_text())
         found[flag] = results["decisions"], list(results["metrics"]["eval"])
-    # The threshold of a GLUE task is the one of its second label.
+    # The threshold of a GLUE task is for its second label.
     assert list(json.loads((tmp_path / "tune_thresholds/config.json").read_text())["thresholds"]) == ["positive"]
     decisions, metrics = found["calibrate"]
     assert decisions["metric"] is None and decisions["calibration"] is not None and metrics == ["accuracy"]

@@ -1,13 +1,17 @@
 """Windows of shuffled blocks: the order of a corpus, whether it is on the disk or in a bucket."""
 
 import hashlib
+import shutil
 from collections import Counter
 from itertools import chain
 
+import forked
 import numpy as np
 import pytest
 from prepared import prepare
+from safetensors.torch import load_file
 from synthetic import make_corpus
+from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 import snugbert
@@ -18,6 +22,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, RunBatches
 from snugbert.trainers.pretraining.block_windows import Window, Windows
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert_cli import main as snugbert_command
 
 # SHA-256 of three epochs, from the last version without windows (commit 7f9e2723).
 ORDERS = {"nsp": "cc704c93a1778251", "sop": "51be1e80e01b3992", "mlm": "9a0c65140dabf09b"}
@@ -131,3 +136,27 @@ def test_windows_that_data_workers_would_leave_behind_are_refused(stored, tmp_pa
         read_batches(dataset, workers=2)
     with pytest.raises(InputError, match=r"--corpus_cache_gb .* is too small: two windows of blocks need"):
         PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=30)
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_a_small_cache_equal_the_local_run(stored, tokenizer, bucket, tmp_path):
+    """`snugbert pretrain --corpus s3://...`, over several windows."""
+    tokenizer.save_pretrained(tmp_path / "tok")
+    shutil.copytree(tmp_path / "corpus", bucket.folder / "corpus")
+    flags = (
+        "--config_name tiny --config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0 --use_cpu true "
+    )
+    flags += "--max_steps 12 --max_seq_length 32 --window_blocks 3 --save_strategy no --learning_rate 1e-3"
+
+    def pretrain(name, corpus, batch_size, *more, processes=1):
+        paths = ["--tokenizer_name", tmp_path / "tok", "--corpus", corpus, "--output_dir", tmp_path / name]
+        command = ["pretrain", *flags.split(), *paths, "--per_device_train_batch_size", batch_size, *more]
+        process = forked.run(snugbert_command, list(map(str, command)), processes=processes)
+        assert process.returncode == 0, process.stderr
+        return load_file(tmp_path / name / "model.safetensors")
+
+    half = 0.5 * measure(tmp_path / "corpus") / 1e9
+    local = pretrain("local", tmp_path / "corpus", 32)
+    remote = pretrain("remote", f"{bucket.url}/corpus", 16, "--corpus_cache_gb", half, processes=2)
+    assert_close(remote, local, rtol=0, atol=2e-5)
+    assert not (tmp_path / "remote/epochs").exists()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from prepared import content, prepare
-from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 from tokenizers.trainers import UnigramTrainer
 from transformers import PreTrainedTokenizerFast
@@ -69,9 +69,9 @@ def learn_tokenizer(kind: str, lines: list[str]):
     if kind == "unigram":
         learner = Tokenizer(Unigram())
         learner.pre_tokenizer = pre_tokenizers.Metaspace()
-        learner.train_from_iterator(lines, UnigramTrainer(vocab_size=1000, unk_token="<unk>", show_progress=False))
-        learner.post_processor = processors.BertProcessing(("[SEP]", 1), ("[CLS]", 0))
         names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "unk_token": "<unk>"}
+        options = {"special_tokens": list(names.values()), "unk_token": "<unk>", "show_progress": False}
+        learner.train_from_iterator(lines, UnigramTrainer(vocab_size=1000, **options))
         return PreTrainedTokenizerFast(tokenizer_object=learner, **names)
     words = count_words(lines, make_tokenizer(kind))
     return make_tokenizer(kind, *learn_tokens(words, 1000, 2, kind))
