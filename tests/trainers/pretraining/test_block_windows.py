@@ -143,10 +143,8 @@ def test_two_processes_that_share_a_small_cache_equal_the_local_run(stored, toke
     """`snugbert pretrain --corpus s3://...`, over several windows."""
     tokenizer.save_pretrained(tmp_path / "tok")
     shutil.copytree(tmp_path / "corpus", bucket.folder / "corpus")
-    flags = (
-        "--config_name tiny --config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0 --use_cpu true "
-    )
-    flags += "--max_steps 12 --max_seq_length 32 --window_blocks 3 --save_strategy no --learning_rate 1e-3"
+    flags = "--config_name tiny --config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0 --use_cpu true"
+    flags += " --max_steps 12 --max_seq_length 32 --window_blocks 3 --save_strategy no --learning_rate 1e-3"
 
     def pretrain(name, corpus, batch_size, *more, processes=1):
         paths = ["--tokenizer_name", tmp_path / "tok", "--corpus", corpus, "--output_dir", tmp_path / name]
