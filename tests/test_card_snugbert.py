@@ -211,7 +211,8 @@ def test_only_our_own_card_is_replaced(text, stays, hub):
 def test_the_card_names_the_base_model(hub, tmp_path):
     """A BERT checkpoint in the cache, as after a download. Its card has a license and a language."""
     torch.manual_seed(0)
-    transformers.BertForMaskedLM(transformers.BertConfig(**CONFIG)).save_pretrained(tmp_path)
+    shards = {"max_shard_size": "40KB"}
+    transformers.BertForMaskedLM(transformers.BertConfig(**CONFIG)).save_pretrained(tmp_path, **shards)
     (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: de\n---\nWords on the base.\n")
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     write_cache({"org/base": files}, Path(constants.HF_HUB_CACHE))
@@ -220,7 +221,7 @@ def test_the_card_names_the_base_model(hub, tmp_path):
         if changed:
             with torch.no_grad():
                 model.bert.embeddings.LayerNorm.bias += 1
-        model.push_to_hub(repository)
+        model.push_to_hub(repository, **shards)
         card = card_of(hub[repository])
         assert card.data.base_model == (None if repository == "org/base" else "org/base")
         assert (card.data.license, card.data.language) == ("apache-2.0", "de") and "Words on" not in card.text

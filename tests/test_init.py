@@ -100,7 +100,11 @@ def test_a_foreign_auto_map_is_not_saved(tmp_path):
         part.save_pretrained(tmp_path)
     ours.save_pretrained(tmp_path)
     before = {file: json.loads((tmp_path / file).read_text()) for file in ("config.json", "tokenizer_config.json")}
-    foreign = {"AutoModelForCausalLM": "evil/repo--modeling_evil.Evil", "AutoProcessor": "modeling_evil.Evil"}
+    foreign = {
+        "AutoModelForCausalLM": "evil/repo--modeling_evil.Evil",
+        "AutoModelForImageToText": "evil/repo--modeling_snugbert.SnugBertModel",
+        "AutoProcessor": "modeling_evil.Evil",
+    }
     for file, values in before.items():
         (tmp_path / file).write_text(json.dumps({**values, "auto_map": {**values["auto_map"], **foreign}}))
     for part in parts:

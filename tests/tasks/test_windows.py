@@ -127,6 +127,15 @@ def test_loss_and_gradients_equal_a_loop_over_stock_bert(problem):
             torch.testing.assert_close(weight.grad, expected[name], atol=1e-5, rtol=1e-4)
 
 
+def test_padding_may_be_on_the_left():
+    """Positions are columns, as in stock BERT. A window of padding does not count."""
+    ours, _ = ours_and_stock("ForSequenceClassification")
+    ids = torch.tensor([[[1, 2, 3], [0, 4, 5]], [[0, 0, 6], [0, 0, 0]]])
+    logits = ours(ids, attention_mask=ids.sign()).logits
+    windows = ours(ids.flatten(0, 1)[:3], attention_mask=ids.flatten(0, 1)[:3].sign()).logits
+    torch.testing.assert_close(logits, torch.stack([windows[:2].mean(0), windows[2]]))
+
+
 def test_batches_that_do_not_fit():
     ours, _ = ours_and_stock("ForSequenceClassification")
     batch = SnugBertDataCollatorWithPacking()([{"input_ids": [[1, 2], [3]], "num_windows": 2}])
