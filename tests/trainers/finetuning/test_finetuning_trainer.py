@@ -54,6 +54,10 @@ def test_class_weights_equal_torch_and_scikit_learn(tokenizer, tmp_path):
         expected = compute_class_weight("balanced", classes=np.arange(3), y=labels[labels >= 0])
         balanced = class_weights("balanced", prepare_examples(head, tokenizer, data))
         np.testing.assert_allclose(balanced, expected, rtol=1e-6)
+    two = data.filter(lambda row: row["label"] != 1)
+    expected = compute_class_weight("balanced", classes=np.array([0, 2]), y=two["label"][:])
+    weights = class_weights("balanced", prepare_examples(HEADS[0], tokenizer, two))
+    np.testing.assert_allclose(weights[[0, 2]], expected, rtol=1e-6)
 
     settings = {"class_weights": "balanced", "per_device_train_batch_size": 45, "max_steps": 1}
     loss = new_trainer(HEADS[0], tokenizer, tmp_path, data, **settings).train().training_loss
@@ -184,11 +188,14 @@ def test_numbers_at_padding_are_no_labels(labels, tokenizer, tmp_path):
     data = examples(HEADS[0], 45).remove_columns("label").add_column("label", labels)
     filled = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_multiple_of": 32}
     filled["cuda_graphs"] = True  # which drops the number of sequences in other problems
+    evaluation = {"per_device_eval_batch_size": 8}
     one, several = (
-        train_one_step(new_trainer(HEADS[0], tokenizer, tmp_path, data, new_model(HEADS[0], num_labels=1), **settings))
+        new_trainer(HEADS[0], tokenizer, tmp_path, data, new_model(HEADS[0], num_labels=1), **settings, **evaluation)
         for settings in ({"per_device_train_batch_size": 45}, filled)
     )
-    assert_same_gradients(several, one)
+    losses = [trainer.evaluate(data)["eval_loss"] for trainer in (one, several)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert_same_gradients(train_one_step(several), train_one_step(one))
 
 
 def test_rows_are_filled_as_the_device_the_user_and_the_model_allow(tokenizer, tmp_path, monkeypatch, caplog):
