@@ -11,7 +11,7 @@ from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
 from snugbert.storage import inputs as staging
 from snugbert.storage import uploads as remote_outputs
-from snugbert.storage.inputs import stage
+from snugbert.storage.inputs import check_names, stage
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,13 @@ def write(folder, **texts: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     time.sleep(0.02)  # rclone remembers sizes and times for a millisecond
+
+
+def test_keys_of_objects_stay_below_the_local_folder():
+    check_names(["a..b", "a/..b/c", ""], "s3://bucket")
+    for name in ("/etc/passwd", "..", "../a", "a/../../b", "a/.."):
+        with pytest.raises(InputError, match=f"the name '{name}' points outside the folder"):
+            check_names(["a", name], "s3://bucket")
 
 
 def test_a_file_is_copied_once_and_again_when_it_changes(bucket, monkeypatch, capsys):
