@@ -124,15 +124,23 @@ def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucke
     assert content(whole) == content(open_corpus(url, tokenizer, tmp_path / "blocks"))
 
 
-def test_other_settings_replace_a_corpus_only_on_request(tmp_path, tokenizer, bucket):
-    """A shard removes the parts of other divisions, but no part that another shard writes."""
+def test_other_settings_replace_a_corpus_only_on_request(tmp_path, tokenizer, bucket, monkeypatch):
+    """A shard removes the parts of other divisions, but no part that another shard writes. No part has an old index."""
     text = text_arguments(f"{write_text(tmp_path / 'text')}/**/*.txt")
     url, (first, second) = f"{bucket.url}/corpus", plan_parts(text, num_shards=2)
     write_parts(url, plan_parts(text, num_shards=3), tokenizer)
     with pytest.raises(InputError, match=rf"{url}/part-00000-of-00003\.arrow has other settings"):
         write_parts(url, [first, second], tokenizer)
     write_parts(url, [first], tokenizer, replace=True)
-    write_parts(url, [second], tokenizer, language=None, replace=True)
+    upload = part_files.upload
+
+    def check(file, target):
+        assert not (bucket.folder / "corpus" / index_name(second.name)).exists()
+        upload(file, target)
+
+    monkeypatch.setattr(part_files, "upload", check)
+    for language in (None, "de"):
+        write_parts(url, [second], tokenizer, language=language, replace=True)
     assert list(read_parts(bucket.folder / "corpus")) == [first.name, second.name]
     assert find_missing_parts(CorpusFolder(url), [first, second], second) == [first.name]
 
