@@ -53,7 +53,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     is_whole = config.args == config.getini("testpaths")
     if is_whole and not hasattr(config, "workerinput") and hasattr(config, "cache"):  # not with `-p no:cacheprovider`
-        line = "All tests take 4 to 7 minutes on two cores, and the fast half 1 to 2."
+        line = "All tests take 4 to 7 minutes on two cores. The fast half takes 1 to 2 minutes."
         if seconds := config.cache.get(_name_command(config), None):
             line = f"The last run of this command took {seconds / 60:.1f} minutes here."
         config.get_terminal_writer().line(line)

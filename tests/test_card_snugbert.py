@@ -209,10 +209,14 @@ def test_only_our_own_card_is_replaced(text, stays, hub):
 
 
 def test_the_card_names_the_base_model(hub, tmp_path):
-    """A BERT checkpoint in the cache, as after a download. Its card has a license and a language."""
+    """A BERT checkpoint in the cache, as after a download. Its card has a license and a language.
+
+    The weights are in several files, and a change is in one of them.
+    """
     torch.manual_seed(0)
     shards = {"max_shard_size": "40KB"}
     transformers.BertForMaskedLM(transformers.BertConfig(**CONFIG)).save_pretrained(tmp_path, **shards)
+    assert len([*tmp_path.glob("model-*.safetensors")]) > 1
     (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: de\n---\nWords on the base.\n")
     files = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     write_cache({"org/base": files}, Path(constants.HF_HUB_CACHE))

@@ -199,24 +199,27 @@ def test_the_page_shows_answers_and_errors_in_a_browser_without_other_hosts(chec
 
 
 @pytest.mark.slow
-def test_a_process_serves_until_ctrl_c(checkpoints):
-    """All machines, with a warning. The other tests serve this machine only."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    arguments = ["demo", "--model", str(checkpoints / "tags"), "--host", "0.0.0.0", "--port", str(port)]
-    process = forked.start(main, arguments)
-    try:
-        end = time.monotonic() + PATIENCE
-        while "\n" not in process.stdout and time.monotonic() < end:
-            time.sleep(0.05)
-        assert ask(port, "/") == 200
-    finally:
-        os.kill(process.pid, signal.SIGINT)
-        status = process.wait()
-    first, *_ = process.stdout.splitlines()
-    assert status == 130
-    assert first == f"Serving {checkpoints / 'tags'} at http://localhost:{port}/ (Ctrl-C to stop)"
-    assert "--host 0.0.0.0: anyone who can reach this machine can use" in process.stderr
+def test_processes_serve_until_ctrl_c(checkpoints):
+    """Only this machine, or all machines with a warning."""
+    running = {}
+    for host in ("127.0.0.1", "0.0.0.0"):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        arguments = ["demo", "--model", str(checkpoints / "tags"), "--host", host, "--port", str(port)]
+        running[host] = port, forked.start(main, arguments)
+    for host, (port, process) in running.items():
+        try:
+            end = time.monotonic() + PATIENCE
+            while "\n" not in process.stdout and time.monotonic() < end:
+                time.sleep(0.05)
+            assert ask(port, "/", Host="127.0.0.1" if host == "127.0.0.1" else "machine.example") == 200
+        finally:
+            os.kill(process.pid, signal.SIGINT)
+            status = process.wait()
+        first, *_ = process.stdout.splitlines()
+        address = f"http://{host.replace('0.0.0.0', 'localhost')}:{port}/"
+        assert (status, first) == (130, f"Serving {checkpoints / 'tags'} at {address} (Ctrl-C to stop)")
+        assert (f"--host {host}: anyone who can reach this machine can use" in process.stderr) == (host == "0.0.0.0")
 
 
 def test_bad_arguments_are_refused(checkpoints, tmp_path, monkeypatch, capsys):

@@ -53,7 +53,7 @@ def write(
 
 def _quantize(graph: onnx.ModelProto, file: Path, calibration: list[Batch]) -> None:
     del graph.graph.value_info[:]  # the quantizer rejects outdated shapes: microsoft/onnxruntime issue 25890
-    # Products of two activations stay in float32. They have no weights to shrink.
+    # Without calibration, products of two activations stay in float32. They have no weights to shrink.
     options = {
         "op_types_to_quantize": QUANTIZED,
         "per_channel": True,

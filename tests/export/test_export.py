@@ -87,8 +87,8 @@ def checkpoint(tmp_path_factory):
     return write
 
 
-def test_bert_in_float16(checkpoint, tmp_path, capsys):
-    """Servers need the labels in the configuration, even those that transformers omits."""
+def test_bert_in_float16_with_default_labels(checkpoint, tmp_path, capsys):
+    """Servers need the labels in the configuration. transformers omits default labels."""
     arguments = ["export", str(checkpoint("ForTokenClassification")), str(tmp_path / "out")]
     assert main([*arguments, "--to", "bert", "--dtype", "float16"]) == 0
     printed = capsys.readouterr().out
@@ -96,6 +96,7 @@ def test_bert_in_float16(checkpoint, tmp_path, capsys):
     assert 1e-5 < float(re.search(r"Check: outputs differ by at most (\S+)", printed)[1]) < 1
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+    assert config["label2id"] == {"LABEL_0": 0, "LABEL_1": 1}
 
 
 def test_every_head_is_exported():
@@ -190,7 +191,7 @@ def test_int8_is_smaller_than_float16_and_both_are_scored(checkpoint, tmp_path, 
     assert all("Score: accuracy " in score and ", before export " in score for score in scores.values())
     assert sizes["float16"] > sizes["int8"]
     assert 1e-4 < float(differences["int8"]) < 1
-    if to == "onnx":  # products of two activations stay in float32
+    if to == "onnx":  # without calibration, products of two activations stay in float32
         operators = [node.op_type for node in onnx_engine.onnx.load(tmp_path / "int8/onnx/model.onnx").graph.node]
         assert operators.count("MatMul") == 2
     assert differences["calibrated"] != differences["int8"]
@@ -207,12 +208,11 @@ def test_a_wrong_export_is_refused_and_nothing_is_written(checkpoint, tmp_path, 
     monkeypatch.setattr(onnx_engine, "load", load_wrong)
     with pytest.raises(InputError, match=r"ONNX Runtime .* the outputs differ by 2\.\de-04, .* The limit is 1e-04"):
         export_model(checkpoint("ForSequenceClassification", **PAIRS), tmp_path / "out", "onnx")
-    # Finite differences of float16 have no limit.
-    added = np.nan
+    added = np.nan  # is refused in every dtype
     with pytest.raises(InputError, match="the outputs differ by inf"):
         export_model(checkpoint("ForSequenceClassification", **PAIRS), tmp_path / "out", "onnx", dtype="float16")
     assert list(tmp_path.iterdir()) == []
-    added = 2e-4
+    added = 2e-4  # float16 has no limit
     export_model(checkpoint("ForSequenceClassification", **PAIRS), tmp_path / "out", "onnx", dtype="float16")
 
 

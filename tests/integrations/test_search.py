@@ -26,9 +26,8 @@ ROWS = 40
 def checkpoint(minilm, tmp_path_factory) -> Path:
     """MiniLM's first layer as stock BERT. There is no dropout, so that training runs can be compared."""
     folder = tmp_path_factory.mktemp("checkpoint")
-    model = transformers.BertModel.from_pretrained(minilm, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    model.encoder.layer = torch.nn.ModuleList([model.encoder.layer[0]])
-    model.config.num_hidden_layers = 1
+    options = {"num_hidden_layers": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = transformers.BertModel.from_pretrained(minilm, **options)
     model.save_pretrained(folder)
     transformers.BertTokenizer.from_pretrained(minilm).save_pretrained(folder)
     return folder

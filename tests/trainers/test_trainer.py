@@ -50,7 +50,7 @@ def test_metrics_are_written_completely_or_not_at_all(tmp_path, monkeypatch):
         patch.setattr(os, "fsync", fail)
         with pytest.raises(KeyboardInterrupt):
             trainer.save_metrics("train", {"train_loss": 2.0})
-    for loss in (4.0, 3.0):
+    for loss in (4.0, 3.0):  # the second replaces the first
         trainer.save_metrics("eval", {"eval_loss": loss})
     files = {file.name: json.loads(file.read_text()) for file in tmp_path.iterdir()}
     assert files == {

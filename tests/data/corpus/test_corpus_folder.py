@@ -125,7 +125,10 @@ def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucke
 
 
 def test_other_settings_replace_a_corpus_only_on_request(tmp_path, tokenizer, bucket, monkeypatch):
-    """A shard removes the parts of other divisions, but no part that another shard writes. No part has an old index."""
+    """A shard removes the parts of other divisions, but no part that another shard writes.
+
+    While a part is replaced, it has no index.
+    """
     text = text_arguments(f"{write_text(tmp_path / 'text')}/**/*.txt")
     url, (first, second) = f"{bucket.url}/corpus", plan_parts(text, num_shards=2)
     write_parts(url, plan_parts(text, num_shards=3), tokenizer)
@@ -134,13 +137,14 @@ def test_other_settings_replace_a_corpus_only_on_request(tmp_path, tokenizer, bu
     write_parts(url, [first], tokenizer, replace=True)
     upload = part_files.upload
 
-    def check(file, target):
+    def check_index_and_upload(file, target):
         assert not (bucket.folder / "corpus" / index_name(second.name)).exists()
         upload(file, target)
 
-    monkeypatch.setattr(part_files, "upload", check)
+    monkeypatch.setattr(part_files, "upload", check_index_and_upload)
     for language in (None, "de"):
         write_parts(url, [second], tokenizer, language=language, replace=True)
+    assert CorpusFolder(url).read_record(second.name)["settings"]["language"] == "de"
     assert list(read_parts(bucket.folder / "corpus")) == [first.name, second.name]
     assert find_missing_parts(CorpusFolder(url), [first, second], second) == [first.name]
 

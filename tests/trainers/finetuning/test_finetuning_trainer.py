@@ -194,7 +194,7 @@ def test_numbers_at_padding_are_no_labels(labels, tokenizer, tmp_path):
         for settings in ({"per_device_train_batch_size": 45}, filled)
     )
     losses = [trainer.evaluate(data)["eval_loss"] for trainer in (one, several)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert_same_gradients(train_one_step(several), train_one_step(one))
 
 
