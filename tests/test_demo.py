@@ -201,8 +201,9 @@ def test_the_page_shows_answers_and_errors_in_a_browser_without_other_hosts(chec
 @pytest.mark.slow
 def test_processes_serve_until_ctrl_c(checkpoints):
     """Only this machine, or all machines with a warning."""
+    names = {"127.0.0.1": "localhost", "0.0.0.0": "machine.example"}
     running = {}
-    for host in ("127.0.0.1", "0.0.0.0"):
+    for host in names:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         arguments = ["demo", "--model", str(checkpoints / "tags"), "--host", host, "--port", str(port)]
@@ -212,7 +213,7 @@ def test_processes_serve_until_ctrl_c(checkpoints):
             end = time.monotonic() + PATIENCE
             while "\n" not in process.stdout and time.monotonic() < end:
                 time.sleep(0.05)
-            assert ask(port, "/", Host="127.0.0.1" if host == "127.0.0.1" else "machine.example") == 200
+            assert ask(port, "/", Host=names[host]) == 200
         finally:
             os.kill(process.pid, signal.SIGINT)
             status = process.wait()

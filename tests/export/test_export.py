@@ -208,7 +208,7 @@ def test_a_wrong_export_is_refused_and_nothing_is_written(checkpoint, tmp_path, 
     monkeypatch.setattr(onnx_engine, "load", load_wrong)
     with pytest.raises(InputError, match=r"ONNX Runtime .* the outputs differ by 2\.\de-04, .* The limit is 1e-04"):
         export_model(checkpoint("ForSequenceClassification", **PAIRS), tmp_path / "out", "onnx")
-    added = np.nan  # is refused in every dtype
+    added = np.nan  # refused in every dtype
     with pytest.raises(InputError, match="the outputs differ by inf"):
         export_model(checkpoint("ForSequenceClassification", **PAIRS), tmp_path / "out", "onnx", dtype="float16")
     assert list(tmp_path.iterdir()) == []

@@ -64,7 +64,7 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "config.json"}
 
 
-def test_a_run_that_resumes_from_another_does_not_replace_a_third(tmp_path):
+def test_resuming_from_another_folder_does_not_replace_a_run(tmp_path):
     for name in ("here", "there"):
         write_checkpoint(tmp_path / name, 10)
     with pytest.raises(InputError, match=f"{tmp_path}/here already contains a run"):
