@@ -176,8 +176,7 @@ def _predict(model: Any, tokenizer: Any, row: dict[str, Any], *texts: str) -> di
     tokens, limit = len(tokenizer(*texts, verbose=False)["input_ids"]), max_tokens(model, tokenizer)
     if tokens > limit and get_windows(model.config) is None:
         raise InputError(f"The text has {tokens} tokens. The model's limit is {limit}. Shorten the text.")
-    (prediction,) = snugbert.Predictor(model, tokenizer, columns=tuple(row), cuda_graphs=False).predict([row])
-    return prediction
+    return snugbert.Predictor(model, tokenizer, columns=tuple(row), cuda_graphs=False)(row)
 
 
 def answer_question(model: Any, tokenizer: Any, question: str, text: str) -> tuple[dict[str, Any], dict[str, float]]:

@@ -1,12 +1,13 @@
 """How dataclasses declare the arguments of commands, their allowed values, and arguments that many commands share."""
 
+import inspect
 import math
 import re
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
-from snugbert.errors import InputError, explain_choice
+from snugbert.errors import InputError, did_you_mean, explain_choice
 
 
 class Range(NamedTuple):
@@ -87,6 +88,28 @@ def complete_lists(arguments: Any) -> None:
         if "list[str]" in str(each.type) and value is not None:
             values = [value] if isinstance(value, str | Path) else value
             setattr(arguments, each.name, [str(part) for part in values])
+
+
+class _InitSignature:
+    """The signature of a class: of its `__init__`, or of the dataclass `arguments` of a task."""
+
+    def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
+        signature = inspect.signature(getattr(owner, "arguments", owner).__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])  # without `self`
+
+
+class ListsArguments:
+    """Base of classes with many keyword arguments: completion and `help` list them, and a wrong name is explained."""
+
+    __signature__ = _InitSignature()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Checks the names of the arguments."""
+        names = inspect.signature(cls).parameters
+        for name in kwargs:
+            if name not in names:
+                raise TypeError(f"{cls.__name__}: no argument {name!r}.{did_you_mean(name, names)}")
+        return super().__new__(cls)
 
 
 @dataclass(kw_only=True)

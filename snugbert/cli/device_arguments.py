@@ -11,7 +11,7 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 from transformers.utils import strtobool
 
-from snugbert.cli.arguments import NOT_NEGATIVE, argument
+from snugbert.cli.arguments import NOT_NEGATIVE, ListsArguments, argument
 from snugbert.errors import InputError, explain_choice
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ PRECISIONS = {
 
 
 @dataclass
-class DeviceArguments(TrainingArguments):
+class DeviceArguments(ListsArguments, TrainingArguments):
     """`TrainingArguments` whose precision, compilation and number of data workers fit the device by default.
 
     After `__init__`, `bf16` and `tf32` are booleans (see [`choose_precision`]), `dataloader_num_workers` is an integer

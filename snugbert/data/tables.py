@@ -201,8 +201,10 @@ def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, An
 # --- rows that users of Python pass -----------------------------------------------------------------------------
 
 
-def load_rows(data: Any, name: str) -> Dataset:
-    """Returns rows as a dataset."""
+def make_source(data: Any, name: str) -> Path | Dataset:
+    """Returns the path of a file, and other rows as a dataset. `name` is the argument's, for messages."""
+    if isinstance(data, str | Path):
+        return Path(data)
     if isinstance(data, Dataset):
         return data if data.format["type"] == "custom" else data.with_format(None)  # a transform makes the columns
     if _is_data_frame(data):
@@ -211,8 +213,8 @@ def load_rows(data: Any, name: str) -> Dataset:
     features = None
     if isinstance(data, IterableDataset):
         features, data = data.features, data.with_format(None)
-    if isinstance(data, str | Mapping) or not isinstance(data, Iterable):
-        expected = "a datasets.Dataset, a DataFrame or a list of dicts"
+    if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        expected = "the path of a file, a datasets.Dataset, a DataFrame or a list of dicts"
         advice = " Pass one of its splits." if isinstance(data, Mapping) else ""
         raise InputError(f"{name}: expected {expected}, not a {type(data).__name__}.{advice}")
     rows = [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
@@ -223,10 +225,10 @@ def load_rows(data: Any, name: str) -> Dataset:
 def number_rows(data: Any, text_column: str | None, expected: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields the number of each row to predict, counted from 1, and its values.
 
-    `data` is as in [`load_rows`], or a single row, a text, or an iterable of texts, which belong to `text_column`.
+    `data` is a dataset, a DataFrame, an iterable of rows, or a single row. Texts belong to `text_column`.
     """
     if isinstance(data, Dataset | IterableDataset) or _is_data_frame(data):
-        return read_rows(load_rows(data, "rows"))
+        return read_rows(make_source(data, "rows"))
     rows = data if isinstance(data, Iterable) and not isinstance(data, str | Mapping) else [data]
     if text_column is not None:
         rows = ({text_column: values} if isinstance(values, str) else values for values in rows)

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.cli.model_arguments import HubArguments
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.data.tables import load_rows, read_rows, read_text
+from snugbert.data.tables import make_source, read_rows, read_text
 from snugbert.data.text_lines import read_text_lines
 from snugbert.errors import InputError
 from snugbert.export.export_arguments import ENGINES, ExportArguments
@@ -103,7 +103,7 @@ def _export(args: ExportArguments, eval_dataset: Any, hub: dict[str, Any]) -> Ex
     if eval_dataset is not None:
         if labeled is not None:
             raise InputError("--validation_file and eval_dataset cannot be combined. Pass only one.")
-        labeled = load_rows(eval_dataset, "eval_dataset")
+        labeled = make_source(eval_dataset, "eval_dataset")
     if args.data_settings and labeled is None:
         raise InputError(f"--{min(args.data_settings)} needs --validation_file.")
     source, output_dir = fetch_checkpoint(args.input, **hub), Path(args.output)

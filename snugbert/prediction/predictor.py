@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from snugbert.cli.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.packed_batches import NUM_WINDOWS, pack
-from snugbert.data.tables import load_rows, number_rows
+from snugbert.data.tables import make_source, number_rows
 from snugbert.errors import InputError, list_columns
 from snugbert.families.loading import get_text_columns, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
@@ -50,7 +50,7 @@ class Predictor:
     """Predicts and scores rows with a fine-tuned model.
 
         predictor = Predictor("sst2")
-        predictor.predict([{"text": "Good."}])  # [{"predicted_label": "positive", "probabilities": {...}}]
+        predictor("Good.")  # {"predicted_label": "positive", "probabilities": {"positive": 0.97, "negative": 0.03}}
         predictor.evaluate(dataset)  # {"accuracy": 0.92}
 
     The task of the model reads the rows, and turns logits into columns. SnugBERT gets packed batches, without padding.
@@ -108,14 +108,18 @@ class Predictor:
         longest = max_seq_length or (windows[0] if windows else max(512, loaded.config.max_position_embeddings))
         self.task.use_tokenizer(tokenizer, min(max_tokens(loaded, tokenizer), longest))
 
-    def predict(self, rows: Any) -> list[Prediction]:
+    def __call__(self, rows: Any) -> Any:
         """Returns the prediction for each row, as columns to add to the row. docs/how-to/predict.md lists the columns.
 
         If neither `columns` nor the task names the columns, the first call with rows chooses the columns, as
         `snugbert predict` does.
 
-        `rows`: a `datasets.Dataset`, a DataFrame of pandas, or dicts in a list or another iterable. For a model that
-        reads one text, also texts, or a single text.
+        Args:
+            rows: a `datasets.Dataset`, a DataFrame of pandas, or dicts in a list or another iterable. For a model that
+                reads one text, also texts.
+
+        Returns:
+            A list of dicts. For a single text or a single dict, its prediction alone.
         """
         trained_columns = get_text_columns(self.model.config.to_dict())
         names = tuple(self.columns or trained_columns)
@@ -134,17 +138,17 @@ class Predictor:
                 examples.append(self.read(values))
             except InputError as error:
                 raise InputError(f"row {row}: {error}") from error
-        return self.answer(examples)
+        answers = self.answer(examples)
+        return answers[0] if isinstance(rows, str | Mapping) else answers
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Returns the metrics on labeled examples, as in the fine-tuning commands, and sets `intervals`.
 
-        `data`: rows as in [`FineTuningTrainer`], or a file in a format of the command. Windows have the
-        `max_seq_length` of the task.
+        `data`: as in [`FineTuningTrainer`]. Windows have the `max_seq_length` of the task.
         """
         config: Any = self.model.config
-        source = Path(data) if isinstance(data, str | Path) else load_rows(data, "data")
-        validation = make_evaluation_set(self.task, config, self.tokenizer, {"validation": [source]})
+        sources = {"validation": [make_source(data, "data")]}
+        validation = make_evaluation_set(self.task, config, self.tokenizer, sources)
         logits = self.run(validation.features)
         metrics = validation.score_in_training(logits)
         self.intervals = validation.estimate_intervals(validation.decode(logits))

@@ -20,6 +20,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import DataCollator, DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
+from snugbert.cli.arguments import ListsArguments
 from snugbert.data.sources import (
     SPLITS,
     DataArguments,
@@ -78,7 +79,7 @@ FeaturesT = TypeVar("FeaturesT", bound=Features)
 Answers = TypeVar("Answers")
 
 
-class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
+class Task(ListsArguments, ABC, Generic[SplitT, FeaturesT, Answers]):
     """A task: what is asked about each example.
 
     `choose_labels` or `use_checkpoint` and then `use_tokenizer` connect a task with a model. Use a copy of the task

@@ -34,16 +34,16 @@ def rows(number: int = 20) -> list[dict[str, str]]:
 
 def test_rows_are_predicted_from_the_columns_that_the_model_was_trained_on(classifier):
     predictor = Predictor(classifier)
-    predictions = predictor.predict(rows())
+    predictions = predictor(rows())
     assert predictor.columns == ("question", "title")
     assert {prediction["predicted_label"] for prediction in predictions} == set(LABELS.values())
-    named = Predictor(classifier, columns=("question", "title"), max_batch_tokens=8).predict(rows())
+    named = Predictor(classifier, columns=("question", "title"), max_batch_tokens=8)(rows())
     for ours, other in zip(predictions, named, strict=True):
         assert ours["probabilities"] == pytest.approx(other["probabilities"], abs=1e-6)
     # No row, and then a dataset. A model that is already loaded.
     again = Predictor(predictor.model, predictor.tokenizer)
-    assert again.predict([]) == [] and again.tokenizer is predictor.tokenizer
-    again = again.predict(Dataset.from_list(rows()))
+    assert again([]) == [] and again.tokenizer is predictor.tokenizer
+    again = again(Dataset.from_list(rows()))
     assert [row["predicted_label"] for row in again] == [row["predicted_label"] for row in predictions]
     with pytest.raises(InputError, match="tokenizer is missing"):
         Predictor(predictor.model)
@@ -52,16 +52,16 @@ def test_rows_are_predicted_from_the_columns_that_the_model_was_trained_on(class
 
 
 def test_a_task_names_the_columns_and_fits_the_head(classifier):
-    expected = Predictor(classifier).predict(rows())
+    expected = Predictor(classifier)(rows())
     renamed = [{"a": row["question"], "b": row["title"], "text": "no"} for row in rows()]
     task = TextClassification(text_column_names="a, b")
-    assert Predictor(classifier, task=task).predict(renamed) == expected
+    assert Predictor(classifier, task=task)(renamed) == expected
     with pytest.raises(InputError, match=r"no column 'a'\. Columns: 'title', 'question'"):
-        Predictor(classifier, task=task).predict(rows())
+        Predictor(classifier, task=task)(rows())
     with pytest.raises(InputError, match="model: a SnugBertForSequenceClassification does not fit the task Tagging"):
         Predictor(classifier, task=Tagging())
     one = Predictor(classifier, columns="question")  # a name, not a list of letters
-    assert [len(row) for row in one.predict(rows())] == [2] * len(rows())
+    assert [len(row) for row in one(rows())] == [2] * len(rows())
 
 
 TEXTS = [row["question"] for row in rows()]
@@ -83,7 +83,7 @@ TITLES = [{"title": text} for text in TEXTS]
 )
 def test_texts_and_rows_of_all_kinds_are_predicted(given, classifier):
     predictor = Predictor(classifier, columns="title")
-    assert predictor.predict(given) == predictor.predict(TITLES)
+    assert predictor(given) == predictor(TITLES)
 
 
 def test_rows_that_cannot_be_read_are_named_with_what_is_expected(classifier, tmp_path):
@@ -96,16 +96,16 @@ def test_rows_that_cannot_be_read_are_named_with_what_is_expected(classifier, tm
         (tagger, ("Ada wrote.",), "row 1: expected a dict with the column 'tokens' or the column 'text', not a str."),
     ):
         with pytest.raises(InputError, match=re.escape(words)):
-            predictor.predict(given)
-    assert len(tagger.predict(iter([{"tokens": ["a", "b"]}]))[0]["predicted_tags"]) == 2
+            predictor(given)
+    assert len(tagger(iter([{"tokens": ["a", "b"]}]))[0]["predicted_tags"]) == 2
     pairs.model.config.text_columns = None  # a model of another library
     other = Predictor(pairs.model, pairs.tokenizer)
-    assert other.predict(TEXTS[3]) == other.predict([TEXTS[3]]) == other.predict({"text": TEXTS[3]})
+    assert [other(TEXTS[3])] == other([TEXTS[3]]) == [other({"text": TEXTS[3]})]
 
 
 def test_a_dataset_is_scored(classifier):
     predictor = Predictor(classifier)
-    answers = [prediction["predicted_label"] for prediction in predictor.predict(rows())]
+    answers = [prediction["predicted_label"] for prediction in predictor(rows())]
     labels = ["yes"] * len(answers)
     data = Dataset.from_list([{**row, "label": label} for row, label in zip(rows(), labels, strict=True)])
     assert predictor.evaluate(data) == {"accuracy": pytest.approx(np.mean([answer == "yes" for answer in answers]))}
@@ -193,7 +193,7 @@ def test_a_long_context_is_read_in_windows(tokenizer):
     assert (answerer.max_seq_length, answerer.doc_stride) == (48, 16)  # the model's maximum
     answer = answerer("Who wrote it?", context)
     assert answer["answer"] == "Ada Byron" == context[answer["start"] : answer["end"]]
-    (row,) = Predictor(model, tokenizer).predict([{"question": "Who wrote it?", "context": context}])
+    (row,) = Predictor(model, tokenizer)([{"question": "Who wrote it?", "context": context}])
     assert row == answer  # with the same windows
     small = QuestionAnswerer(model, tokenizer, max_seq_length=16, doc_stride=3, batch_size=7)
     assert small("Who wrote it?", context)["start"] == answer["start"]

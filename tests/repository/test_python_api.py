@@ -71,6 +71,7 @@ def test_the_examples_of_fine_tuning_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_models(tmp_path)
     names = make_data()
+    Dataset.from_list(sentences(96, seed=1)).to_csv("train.csv")
     run_examples(names, lambda title: not is_pretraining(title))
     assert AutoModelForSequenceClassification.from_pretrained("sst2-bert").config.id2label[0] == "cheerful"
     card = Path("sst2/README.md").read_text()

@@ -21,7 +21,13 @@ import torch
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SIZES
@@ -36,7 +42,7 @@ from snugbert.tasks.outputs import Output
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import distillation_loss
-from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets, name_model, name_sources, prepare_task
+from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets, connect_data, name_model, prepare_task
 from snugbert.trainers.finetuning.run_records import digest_features
 from snugbert.trainers.finetuning.sweep_file import DISTILLATION_SETTINGS
 
@@ -49,7 +55,7 @@ TEACHER_LOGITS = "teacher_logits"
 class DistillationTrainer(FineTuningTrainer):
     """Trains a student on a teacher's soft targets and on labels. A [`FineTuningTrainer`].
 
-        DistillationTrainer("tiny", args, task, train_dataset, eval_dataset, teacher="sst2").train()
+        DistillationTrainer("tiny", teacher="sst2", train_dataset="train.csv", eval_dataset="dev.csv").train()
 
     The teacher's logits are computed first, and cached. Evaluation is unchanged: its loss uses labels only.
 
@@ -59,7 +65,8 @@ class DistillationTrainer(FineTuningTrainer):
         teacher: a Hub name or folder of a model that was fine-tuned for this task, or a SnugBERT model in memory with
             the tokenizer `processing_class`.
         unlabeled_dataset: more rows to train on. Only the teacher labels them.
-        task, train_dataset, eval_dataset, processing_class, kwargs: as in [`FineTuningTrainer`].
+        task, train_dataset, eval_dataset, processing_class, callbacks, compute_metrics, optimizers: as in
+            [`FineTuningTrainer`].
     """
 
     compared_names = (*FineTuningTrainer.compared_names, *DISTILLATION_SETTINGS)
@@ -75,16 +82,17 @@ class DistillationTrainer(FineTuningTrainer):
         *,
         teacher: str | Path | PreTrainedModel | None = None,
         unlabeled_dataset: Any = None,
-        **kwargs: Any,
+        callbacks: Sequence[TrainerCallback] = (),
+        compute_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
     ):
         if not isinstance(task, PreparedTask):
-            if teacher is None or model is None or task is None:
-                raise InputError("model, teacher or task is missing.")
+            if teacher is None or model is None:
+                raise InputError("model or teacher is missing.")
             args = FineTuningArguments() if args is None else FineTuningArguments.adopt(args)
             first = next(iter(eval_dataset.values())) if isinstance(eval_dataset, Mapping) else eval_dataset
-            sources = name_sources(
-                train_dataset=train_dataset, unlabeled_dataset=unlabeled_dataset, eval_dataset=first
-            )
+            data = {"train_dataset": train_dataset, "unlabeled_dataset": unlabeled_dataset, "eval_dataset": first}
+            task, sources = connect_data(task, **data)
             in_memory = isinstance(teacher, PreTrainedModel)
             teacher_args = name_model(teacher, processing_class if in_memory else None)
             is_new = isinstance(model, str) and model in SIZES and not Path(model).exists()
@@ -95,7 +103,14 @@ class DistillationTrainer(FineTuningTrainer):
             task = prepare_student(task, model_args, teacher_args, sources, args)
         assert task.soft_targets is not None
         self.targets = task.soft_targets
-        super().__init__(task=task, args=args, eval_dataset=eval_dataset, **kwargs)
+        super().__init__(
+            task=task,
+            args=args,
+            eval_dataset=eval_dataset,
+            callbacks=callbacks,
+            compute_metrics=compute_metrics,
+            optimizers=optimizers,
+        )
         features: Any = self.train_dataset
         self.train_dataset = features.add_column(ROW, np.arange(len(features)))
         self.data_collator = functools.partial(collate_soft_targets, self.data_collator, self.targets, self.output)

@@ -115,7 +115,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "FineTuningArguments":
         """Stores which arguments the user gave, because a sweep replaces all other arguments."""
-        self = super().__new__(cls)
+        self = super().__new__(cls, *args, **kwargs)
         self.given = tuple(name for name, value in kwargs.items() if value is not None)
         return self
 

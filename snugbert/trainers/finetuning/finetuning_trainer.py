@@ -23,7 +23,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.packed_batches import count_tokens
-from snugbert.data.tables import load_rows
+from snugbert.data.tables import make_source
 from snugbert.errors import InputError
 from snugbert.families.loading import forget_decisions
 from snugbert.gpu.row_sizes import FillRows, choose_fine_tuning_multiple
@@ -39,7 +39,7 @@ from snugbert.tasks.outputs import PADDING
 from snugbert.trainers.finetuning.finetuning_arguments import COMPARED_SETTINGS, FineTuningArguments
 from snugbert.trainers.finetuning.layers import find_depths, prepare_layers
 from snugbert.trainers.finetuning.losses import class_weights, weighted_loss
-from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
+from snugbert.trainers.finetuning.prepare_task import PreparedTask, connect_data, name_model, prepare_task
 from snugbert.trainers.finetuning.run_records import collect_results, compared_settings
 from snugbert.trainers.finetuning.settled_arguments import EarlyStopping, settle_arguments
 from snugbert.trainers.run.folder import ClearOutputDir, check_disk_space
@@ -48,9 +48,9 @@ from snugbert.trainers.trainer import RunTrainer
 
 
 class FineTuningTrainer(RunTrainer):
-    """Fine-tunes a model for a task, on datasets in memory. A `Trainer` of transformers.
+    """Fine-tunes a model for a task. A `Trainer` of transformers.
 
-        trainer = FineTuningTrainer("bert-base-uncased", args, task, train_dataset, eval_dataset)
+        trainer = FineTuningTrainer("bert-base-uncased", train_dataset="train.csv", eval_dataset="dev.csv")
         trainer.train()
         trainer.save_model()
 
@@ -72,16 +72,17 @@ class FineTuningTrainer(RunTrainer):
         args: the settings. The trainer uses a copy, unless it gets a [`PreparedTask`]. From transformers'
             `TrainingArguments`, learning rate, epochs, batch size and changed values are used. Default: the
             paper's, in the folder "trainer_output".
-        task: such as [`TextClassification`]. The trainer does not change it. Commands pass a [`PreparedTask`], which
-            includes model and data.
-        train_dataset: rows with the columns of the task: a `datasets.Dataset`, whose format is ignored, a streamed
-            dataset, which is read to its end, a DataFrame of pandas, or dicts. None: the model is only scored.
+        task: such as [`Tagging`]. Default: [`TextClassification`]. The trainer does not change it. Commands pass a
+            [`PreparedTask`], which includes model and data.
+        train_dataset: rows with the columns of the task: the path of a file, a `datasets.Dataset`, whose format is
+            ignored, a streamed dataset, which is read to its end, a DataFrame of pandas, or dicts. None: the model is
+            only scored.
         eval_dataset: labeled rows. They are scored after each epoch, unless `args` says otherwise. A dict of datasets
             prefixes the metrics with its keys, and the first dataset selects the best model.
         processing_class: the tokenizer. Default: the checkpoint's.
         callbacks: further callbacks.
         compute_metrics: returns metrics in addition to the task's, as in `Trainer`. They do not select the best model.
-        kwargs: other arguments of `Trainer`, such as `optimizers`.
+        optimizers: optimizer and learning rate scheduler, as in `Trainer`. Default: those of `args`.
 
     Attributes:
         prepared: the task, connected with its model, and its data.
@@ -106,16 +107,16 @@ class FineTuningTrainer(RunTrainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: Sequence[TrainerCallback] = (),
         compute_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
-        **kwargs: Any,
+        optimizers: tuple[Any, Any] = (None, None),
     ):
         if not isinstance(args, FineTuningArguments) or not isinstance(task, PreparedTask):
             args = FineTuningArguments() if args is None else FineTuningArguments.adopt(args)
         first, *others = eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]
         self._eval_prefix = f"eval_{first[0]}_" if first[0] else "eval_"
         if not isinstance(task, PreparedTask):
-            sources = name_sources(train_dataset=train_dataset, eval_dataset=first[1])
+            task, sources = connect_data(task, train_dataset=train_dataset, eval_dataset=first[1])
             model_args = name_model(model, processing_class)  # type: ignore[arg-type]
-            task = prepare_task(task, model_args, sources)  # type: ignore[arg-type]
+            task = prepare_task(task, model_args, sources)
         if args.sweeps:
             raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
         settle_arguments(task, args)
@@ -158,7 +159,7 @@ class FineTuningTrainer(RunTrainer):
             compute_metrics=lambda prediction: {},  # never called, as there are no labels, but Trainer keeps logits
             compute_loss_func=loss,
             callbacks=[*layer_callbacks, *callbacks, ClearOutputDir()],
-            **kwargs,
+            optimizers=optimizers,
         )
         self.run_settings.keeps_checkpoints = args.keeps_checkpoints
 
@@ -287,8 +288,8 @@ class FineTuningTrainer(RunTrainer):
     ) -> dict[str, float]:
         """Extends Trainer's method: also scores labeled rows. Features, with `input_ids`, get only a loss."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]  # type: ignore[index]
+        if isinstance(dataset, str) and isinstance(self.eval_dataset, dict):
+            dataset = self.eval_dataset.get(dataset, dataset)
         if isinstance(dataset, dict):  # Trainer calls this method for each dataset
             return super().evaluate(dataset, ignore_keys, metric_key_prefix)
         features, self._scored = (None, None) if dataset is None else self._encode(dataset)
@@ -346,16 +347,16 @@ class FineTuningTrainer(RunTrainer):
         is_torch_dataset = isinstance(dataset, torch.utils.data.Dataset) and not hasattr(dataset, "column_names")
         if known is not None or is_torch_dataset:
             return dataset, known
-        dataset = load_rows(dataset, "eval_dataset")
-        if "input_ids" in dataset.column_names:
-            return dataset, None
-        encoded = self._make_evaluation_set(dataset, split, self.model.config)
+        source = make_source(dataset, "eval_dataset")
+        if isinstance(source, Dataset) and "input_ids" in source.column_names:
+            return source, None
+        encoded = self._make_evaluation_set(source, split, self.model.config)
         return encoded.features.inputs, encoded
 
     def _make_evaluation_set(self, dataset: Any, split: str, config: Any) -> EvaluationSet[Any]:
         prepared = self.prepared
-        (source,) = name_sources(eval_dataset=dataset).values()
-        examples = make_evaluation_set(prepared.task, config, prepared.task.tokenizer, {split: source})
+        sources = {split: [make_source(dataset, "eval_dataset")]}
+        examples = make_evaluation_set(prepared.task, config, prepared.task.tokenizer, sources)
         prepared.copies.count(examples.task, {examples.split.name: examples.split})
         return examples
 

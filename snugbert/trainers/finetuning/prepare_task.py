@@ -13,7 +13,7 @@ from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataArguments, DataSource, name_dataset
-from snugbert.data.tables import load_rows
+from snugbert.data.tables import make_source
 from snugbert.errors import InputError
 from snugbert.families.loading import (
     forget_decisions,
@@ -29,6 +29,7 @@ from snugbert.families.students import choose_student_layers, make_student
 from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.reports.results import TaskFacts
 from snugbert.tasks.base import Sources, Task
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.copies import ExampleCopies
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
@@ -209,13 +210,17 @@ def name_model(
     return args
 
 
-def name_sources(**datasets: Any) -> Sources:
-    """Returns the data of each split, from rows in memory. None: there is no such split."""
+def connect_data(task: Task[Any, Any, Any] | None, **datasets: Any) -> tuple[Task[Any, Any, Any], Sources]:
+    """Returns a copy of the task that names the files among the datasets, and the data of each split.
+
+    Without a task, texts are classified. A dataset that is None has no split.
+    """
     splits = {"train_dataset": "train", "unlabeled_dataset": "unlabeled", "eval_dataset": "validation"}
-    sources = {splits[name]: [load_rows(data, name)] for name, data in datasets.items() if data is not None}
+    sources = {splits[name]: make_source(data, name) for name, data in datasets.items() if data is not None}
     if not sources:
         raise InputError("no data. Pass train_dataset or eval_dataset.")
-    return sources
+    files = {f"{split}_file": str(source) for split, source in sources.items() if isinstance(source, Path)}
+    return (task or TextClassification()).copy(**files), {split: [source] for split, source in sources.items()}
 
 
 def collect_data_settings(data_args: DataArguments) -> dict[str, Any]:

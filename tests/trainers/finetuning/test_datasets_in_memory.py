@@ -1,6 +1,8 @@
 """Trainers and predictors with datasets in memory do the same as the commands."""
 
+import inspect
 import json
+from dataclasses import fields
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from snugbert import (
     TextClassification,
 )
 from snugbert.errors import InputError
+from snugbert.tasks.task_arguments import NerDataArguments
 from snugbert_cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -62,10 +65,10 @@ def test_a_trainer_equals_the_command(trained, dev, workshop, tmp_path):
     assert predictor.evaluate(dev) == results["metrics"]["eval"]
     assert list(predictor.intervals["accuracy"]) == results["intervals"]["eval"]["accuracy"]
     rows = [json.loads(line) for line in (tmp_path / "run/eval_predictions.jsonl").read_text().splitlines()]
-    answers = predictor.predict(dev)
+    answers = predictor(dev)
     assert [answer["predicted_label"] for answer in answers] == [row["predicted_label"] for row in rows]
     with pytest.raises(InputError, match=r"^row 2: no text in column 'sentence'\. Fix"):
-        predictor.predict([{"sentence": "good"}, {"sentence": None}])
+        predictor([{"sentence": "good"}, {"sentence": None}])
 
 
 class SpoilLastStep(TrainerCallback):
@@ -151,15 +154,22 @@ FORMS = {
     "generator": iter,
     "frame": lambda data: data.to_pandas().rename(index=lambda row: row + 9),
     "streamed": lambda data: data.to_iterable_dataset().with_format("torch"),
+    "path": None,  # of a file
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_all_kinds_are_trained_on_and_scored(form, train, dev, trained, tmp_path):
-    make, classes = FORMS[form], ClassLabel(names=["gloomy", "cheerful"])
+    def write_file(data):
+        file = tmp_path / f"{len(data)}.csv"
+        data.to_csv(file)
+        return str(file)
+
+    make, classes = FORMS[form] or write_file, ClassLabel(names=["gloomy", "cheerful"])
     train = train.cast_column("label", classes) if form in ("torch", "streamed") else train  # ids
     args = arguments(tmp_path, **SETTINGS)
-    trainer = FineTuningTrainer("tiny", args, TextClassification(), make(train), {"a": make(dev)}, TOKENIZER)
+    data = {"train_dataset": make(train), "eval_dataset": {"a": make(dev)}}
+    trainer = FineTuningTrainer("tiny", args, processing_class=TOKENIZER, **data)
     expected = FineTuningTrainer("tiny", args, TextClassification(), train, {"a": dev}, TOKENIZER)
     assert trainer.train_dataset[:] == expected.train_dataset[:]
     assert trainer.eval_dataset["a"][:] == expected.eval_dataset["a"][:]
@@ -210,7 +220,7 @@ def test_a_model_in_memory_is_trained_in_place(train, dev, tmp_path):
     assert model.config.id2label == {0: "cheerful", 1: "gloomy"}
     metrics = trainer.evaluate()
     assert metrics["eval_a_accuracy"] == metrics["eval_b_accuracy"]
-    (answer,) = Predictor(model, TOKENIZER).predict([{"sentence": "a good film"}])
+    answer = Predictor(model, TOKENIZER)("a good film")
     assert set(answer["probabilities"]) == {"cheerful", "gloomy"}
 
     three = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(TOKENIZER), num_labels=3)
@@ -240,5 +250,15 @@ def test_a_student_learns_from_a_teacher(trained, train, dev, tmp_path):
     trainer.save_model()
     assert "It was distilled from sentences." in (tmp_path / "README.md").read_text()
     assert trainer.evaluate()["eval_accuracy"] >= 0.5
-    with pytest.raises(InputError, match="model, teacher or task is missing"):
+    with pytest.raises(InputError, match="model or teacher is missing"):
         DistillationTrainer("tiny", args, TextClassification(), train)
+
+
+def test_arguments_are_listed_and_a_wrong_name_is_explained():
+    """As completion in notebooks and `help` list them."""
+    assert "learning_rate" in inspect.signature(FineTuningArguments).parameters
+    assert list(inspect.signature(Tagging).parameters) == [each.name for each in fields(NerDataArguments)]
+    with pytest.raises(TypeError, match=r"^FineTuningArguments: no argument 'lerning_rate'\. Did you mean learning_"):
+        FineTuningArguments(output_dir="run", lerning_rate=1e-4)
+    with pytest.raises(TypeError, match=r"^TextClassification: no argument 'text_column'\. Did you mean text_column_"):
+        TextClassification(text_column="text")

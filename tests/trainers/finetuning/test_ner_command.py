@@ -110,7 +110,7 @@ def test_tags_without_types_and_tags_that_mark_no_entities(tags, workshop, tmp_p
     results = json.loads((run / "eval_results.json").read_text())
     card, labels = (run / "README.md").read_text(), json.loads((run / "config.json").read_text())["label2id"]
     source, predicted = files["validation_file"].read_text(), (run / "eval_predictions.txt").read_text()
-    (row,) = Predictor(str(run)).predict([{"tokens": ["then", "anna", "berg"]}])
+    (row,) = Predictor(str(run))([{"tokens": ["then", "anna", "berg"]}])
     if has_entities:
         assert set(labels) == {"O", "B-ENTITY", "I-ENTITY"} and results["eval_ENTITY_f1"] == results["eval_f1"] == 1
         assert row["predicted_tags"] == ["O", "B-ENTITY", "I-ENTITY"] and "ENTITY" in card
@@ -122,7 +122,7 @@ def test_tags_without_types_and_tags_that_mark_no_entities(tags, workshop, tmp_p
         assert not any("f1" in name or "recall" in name for name in results) and "f1" not in card
         assert predicted == source.replace("about UH", "about IN")
         assert row["predicted_tags"] == ["IN", "NNP", "NNP"]
-        (row,) = Predictor(str(run)).predict([{"text": "then anna"}])
+        (row,) = Predictor(str(run))([{"text": "then anna"}])
         assert [(part["type"], part["text"]) for part in row["entities"]] == [("IN", "then"), ("NNP", "anna")]
         assert "the tags mark no entities (such as 'IN', " in caplog.text
         assert "1 word with a tag that is not in" in caplog.text and "such as 'UH'. Such words count" in caplog.text
