@@ -34,7 +34,6 @@ import yaml
 from gpu_recipe import METRICS, RECIPE, ROWS, add_shared_arguments
 from gpu_rows import Rows, measure_rows, parse_piece
 from gpu_table import read_rows
-from pretraining_ladder import as_flags
 from safetensors.torch import load_file, save_file
 from side_by_side import describe_machine
 from transformers import BertForMaskedLM
@@ -170,6 +169,15 @@ def choose_steps(speed: dict[str, Any], shares: Sequence[float], passes: float, 
     step += SECONDS_PER_PASS * speed["passes_per_step"]
     left = seconds - speed["overhead"] - SECONDS_OF_GRAPHS
     return max(1, int(min(left / step, passes / speed["passes_per_step"])))
+
+
+def as_flags(settings: dict[str, Any]) -> list[str]:
+    """Formats arguments. True is a flag without a value, and false is left out."""
+    flags = []
+    for name, value in settings.items():
+        values = value if isinstance(value, list) else [] if str(value).lower() == "true" else [value]
+        flags += [] if str(value).lower() == "false" else [f"--{name}", *map(str, values)]
+    return flags
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,6 +1,5 @@
-"""Formats what the benchmarks print: machine, command and tables. Also checks the settings of a folder of results."""
+"""Formats what the benchmarks print: machine, command and tables."""
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -38,20 +37,3 @@ def format_line(cells: Iterable[str]) -> str:
 def format_median(values: Sequence[float], digits: int = 2) -> str:
     """Formats the median, with the minimum and the maximum in parentheses."""
     return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
-
-
-def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
-    """Records the settings on which finished steps in a folder depend, or checks that they are the recorded ones.
-
-    Raises:
-        SystemExit: they differ.
-    """
-    file = output_dir / "settings.json"
-    current = json.loads(json.dumps(dict(settings), default=str))
-    recorded = json.loads(file.read_text()) if file.exists() else current
-    if changed := [name for name in current if current[name] != recorded.get(name)]:
-        raise SystemExit(
-            f"error: {output_dir} has results with other settings ({', '.join(changed)}). Choose another folder."
-        )
-    output_dir.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(current))
