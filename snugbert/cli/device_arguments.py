@@ -1,9 +1,8 @@
 """`TrainingArguments` whose defaults fit the device."""
 
 import copy
-import logging
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
@@ -14,13 +13,9 @@ from transformers.utils import strtobool
 from snugbert.cli.arguments import NOT_NEGATIVE, ListsArguments, argument
 from snugbert.errors import InputError, explain_choice
 
-logger = logging.getLogger(__name__)
-
 # Processes that make batches, for each GPU. They start again in each epoch. With `dataloader_persistent_workers`,
 # Trainer would keep the loader of the first validation set and use it for all validation sets.
 DATA_WORKERS = 4
-# Values of transformers' `TrainingArguments` that are used even if they are its defaults.
-ALWAYS_KEPT = ("learning_rate", "num_train_epochs", "per_device_train_batch_size")
 # Ways of training that are refused, and what to use instead.
 UNSUPPORTED = {
     "fsdp": "under DDP, BERT-large needs 5.4 GB plus activations",
@@ -105,20 +100,11 @@ class DeviceArguments(ListsArguments, TrainingArguments):
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
 
     @classmethod
-    def adopt(cls, args: TrainingArguments) -> Self:
-        """Returns a copy of `args`, or arguments with the values of transformers' `TrainingArguments`.
-
-        A value that is transformers' default may not be the user's, so the default of this class replaces it.
-        """
-        if isinstance(args, cls):
-            return copy.copy(args)
-        default = TrainingArguments(output_dir=args.output_dir)
-        values = {each.name: getattr(args, each.name) for each in fields(TrainingArguments) if each.init}
-        given = {
-            name: value for name, value in values.items() if name in ALWAYS_KEPT or value != getattr(default, name)
-        }
-        logger.warning("args: expected %s, got TrainingArguments. Kept: %s.", cls.__name__, ", ".join(given))
-        return cls(**{"output_dir": args.output_dir, **given})
+    def copy(cls, args: TrainingArguments) -> Self:
+        """Returns a copy. Arguments of another class are refused: their defaults may not be what the user wants."""
+        if not isinstance(args, cls):
+            raise InputError(f"args: expected {cls.__name__}, which has the same names, not {type(args).__name__}.")
+        return copy.copy(args)
 
     @property
     def uses_cuda(self) -> bool:

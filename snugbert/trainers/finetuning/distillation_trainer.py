@@ -26,7 +26,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
-    TrainingArguments,
 )
 
 from snugbert.card_snugbert import find_base_model
@@ -74,7 +73,7 @@ class DistillationTrainer(FineTuningTrainer):
     def __init__(
         self,
         model: str | Path | PreTrainedModel | None = None,
-        args: TrainingArguments | None = None,
+        args: FineTuningArguments | None = None,
         task: Task[Any, Any, Any] | PreparedTask | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
@@ -89,7 +88,7 @@ class DistillationTrainer(FineTuningTrainer):
         if not isinstance(task, PreparedTask):
             if teacher is None or model is None:
                 raise InputError("model or teacher is missing.")
-            args = FineTuningArguments() if args is None else FineTuningArguments.adopt(args)
+            args = FineTuningArguments() if args is None else FineTuningArguments.copy(args)
             first = next(iter(eval_dataset.values())) if isinstance(eval_dataset, Mapping) else eval_dataset
             data = {"train_dataset": train_dataset, "unlabeled_dataset": unlabeled_dataset, "eval_dataset": first}
             task, sources = connect_data(task, **data)

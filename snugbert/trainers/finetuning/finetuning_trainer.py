@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
-    TrainingArguments,
     set_seed,
 )
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
@@ -69,9 +68,8 @@ class FineTuningTrainer(RunTrainer):
     Args:
         model: a Hub name or folder of a checkpoint of the BERT family, a size such as "tiny" for random weights, or a
             SnugBERT model with the task's head, which is trained in place.
-        args: the settings. The trainer uses a copy, unless it gets a [`PreparedTask`]. From transformers'
-            `TrainingArguments`, learning rate, epochs, batch size and changed values are used. Default: the
-            paper's, in the folder "trainer_output".
+        args: the settings. The trainer uses a copy, unless it gets a [`PreparedTask`]. Default: the paper's, in the
+            folder "trainer_output".
         task: such as [`Tagging`]. Default: [`TextClassification`]. The trainer does not change it. Commands pass a
             [`PreparedTask`], which includes model and data.
         train_dataset: rows with the columns of the task: the path of a file, a `datasets.Dataset`, whose format is
@@ -100,7 +98,7 @@ class FineTuningTrainer(RunTrainer):
     def __init__(
         self,
         model: str | Path | PreTrainedModel | None = None,
-        args: TrainingArguments | None = None,
+        args: FineTuningArguments | None = None,
         task: Task[Any, Any, Any] | PreparedTask | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
@@ -110,7 +108,7 @@ class FineTuningTrainer(RunTrainer):
         optimizers: tuple[Any, Any] = (None, None),
     ):
         if not isinstance(args, FineTuningArguments) or not isinstance(task, PreparedTask):
-            args = FineTuningArguments() if args is None else FineTuningArguments.adopt(args)
+            args = FineTuningArguments() if args is None else FineTuningArguments.copy(args)
         first, *others = eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]
         self._eval_prefix = f"eval_{first[0]}_" if first[0] else "eval_"
         if not isinstance(task, PreparedTask):

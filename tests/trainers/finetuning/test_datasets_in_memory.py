@@ -196,17 +196,6 @@ def test_metrics_of_the_user_are_added(dev, trained, tmp_path):
     assert metrics["eval_own"] == metrics["eval_accuracy"]
 
 
-def test_transformers_arguments_set_what_is_not_their_default(train, dev, tmp_path, caplog):
-    settings = {"learning_rate": 1e-4, "eval_strategy": "steps", "eval_steps": 7, "seed": 5, "save_total_limit": 2}
-    stock = TrainingArguments(str(tmp_path), use_cpu=True, **settings)
-    args = FineTuningTrainer("tiny", stock, TextClassification(), train, dev, TOKENIZER).args
-    assert type(args) is FineTuningArguments and args.output_dir == str(tmp_path)
-    assert (args.learning_rate, args.eval_strategy, args.eval_steps, args.seed) == (1e-4, "steps", 7, 5)
-    assert (args.per_device_train_batch_size, args.num_train_epochs) == (8, 3)  # transformers' defaults
-    assert (args.warmup_steps, args.save_total_limit) == (0.1, 2)
-    assert "args: expected FineTuningArguments, got TrainingArguments. Kept: " in caplog.text
-
-
 def test_a_model_in_memory_is_trained_in_place(train, dev, tmp_path):
     config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(TOKENIZER))
     model = snugbert.SnugBertForSequenceClassification(config)
@@ -231,6 +220,7 @@ def test_a_model_in_memory_is_trained_in_place(train, dev, tmp_path):
         ({"train_dataset": DatasetDict(train=train)}, r"not a DatasetDict\. Pass one of its splits"),
         ({"train_dataset": None, "eval_dataset": None}, "no data"),
         ({"args": arguments(tmp_path, seeds=2)}, "--sweep and --seeds"),
+        ({"args": TrainingArguments(str(tmp_path))}, "args: expected FineTuningArguments, .*, not TrainingArguments"),
     ):
         given = {"model": model, "args": args, "task": task, "processing_class": TOKENIZER} | data | changes
         with pytest.raises(InputError, match=message):
