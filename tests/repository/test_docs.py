@@ -105,3 +105,15 @@ def test_the_readme_names_every_command():
     assert set(COMMANDS) == set(re.findall(r"snugbert (\w+)", section))
     names = re.findall(r"snugbert\.([A-Z]\w+)", "".join(read_code("README.md", "python")))
     assert names and set(names) <= set(snugbert.__all__)
+
+
+def test_the_words_of_users_are_found():
+    """A section of the documentation has all words of each search."""
+    searches = (
+        "multi-label, class imbalance, class weights, W&B, own tokenizer, hidden test set, label errors, uninstall, "
+        "cache, macOS, GPU memory, question-answering pipeline, group_by_length, which size, how long"
+    )
+    pages = [text for page, text in PAGES.items() if page.startswith("docs/")]
+    sections = [section.lower() for text in pages for section in re.split(r"^#+ ", text, flags=re.MULTILINE)]
+    for search in searches.lower().split(", "):
+        assert any(all(word in section for word in search.split()) for section in sections), search
