@@ -2,8 +2,8 @@
 
     python benchmarks/speedrun_text.py text
 
-The sources are public repositories at fixed commits, which `git` downloads: 150 MB. The result is always the same: the
-script compares it with stored hashes. Files have a paragraph per line and a blank line between documents:
+The sources are public repositories at fixed commits, which `git` downloads: 150 MB. The script compares the files with
+stored hashes. They have a paragraph per line and a blank line between documents:
 
 - `books.txt`: 81 books of 1719 to 1922 in the public domain, a document per chapter; 49 MB.
 - `wikipedia.txt`: paragraphs of 92 articles, from SQuAD's and SQuADShifts' contexts (CC BY-SA 4.0); 3 MB.
@@ -19,11 +19,17 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-BOOKS = "https://github.com/mlschmitt/classic-books-markdown", "9448827"
+BOOKS = "https://github.com/mlschmitt/classic-books-markdown", "944882722e9a96fa6cf2739dc2ea757e101f412f"
 TITLES = Path(__file__).with_name("speedrun_books.tsv")  # split and path in BOOKS
 ARTICLES = {
-    "data/test-v1.1.json": ("https://github.com/tomhosking/aqleaderboard", "79ed2dc"),
-    "datasets/new_wiki_v1.0.json": ("https://github.com/modestyachts/squadshifts-website", "b7cc4d5"),
+    "data/test-v1.1.json": (
+        "https://github.com/tomhosking/aqleaderboard",
+        "79ed2dc0dff52b0594275812f48ab176bcc498eb",
+    ),
+    "datasets/new_wiki_v1.0.json": (
+        "https://github.com/modestyachts/squadshifts-website",
+        "b7cc4d50af791c36c49417fb94dd739d6a9e7bef",
+    ),
 }
 HASHES = {  # SHA-256
     "books.txt": "fc443fa16e6d1f8a2bd086d2a65137f7341b0d9e0cb98f4440e3de01b0f500e6",

@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -90,25 +91,34 @@ def complete_lists(arguments: Any) -> None:
             setattr(arguments, each.name, [str(part) for part in values])
 
 
-class _InitSignature:
-    """The signature of a class: of its `__init__`, or of the dataclass `arguments` of a task."""
+class InitSignature:
+    """The attribute `__signature__` of a class, which completion and `help` show: the arguments of `__init__`.
+
+    For a class with an attribute `arguments`, a dataclass, these are its fields, as keywords.
+    """
 
     def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
-        signature = inspect.signature(getattr(owner, "arguments", owner).__init__)
-        return signature.replace(parameters=list(signature.parameters.values())[1:])  # without `self`
+        fields_of = getattr(owner, "arguments", None)
+        _, *own = inspect.signature((fields_of or owner).__init__).parameters.values()  # without `self`
+        return inspect.Signature([each.replace(kind=each.KEYWORD_ONLY) for each in own] if fields_of else own)
+
+
+def check_names(owner: type, given: Iterable[str]) -> None:
+    """Checks that a class has these keyword arguments. Otherwise suggests a name."""
+    names = inspect.signature(owner).parameters
+    for name in given:
+        if name not in names:
+            raise TypeError(f"{owner.__name__}: no argument {name!r}.{did_you_mean(name, names)}")
 
 
 class ListsArguments:
     """Base of classes with many keyword arguments: completion and `help` list them, and a wrong name is explained."""
 
-    __signature__ = _InitSignature()
+    __signature__ = InitSignature()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Checks the names of the arguments."""
-        names = inspect.signature(cls).parameters
-        for name in kwargs:
-            if name not in names:
-                raise TypeError(f"{cls.__name__}: no argument {name!r}.{did_you_mean(name, names)}")
+        check_names(cls, kwargs)
         return super().__new__(cls)
 
 

@@ -100,10 +100,12 @@ class DeviceArguments(ListsArguments, TrainingArguments):
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
 
     @classmethod
-    def copy(cls, args: TrainingArguments) -> Self:
+    def copy_of(cls, args: TrainingArguments) -> Self:
         """Returns a copy. Arguments of another class are refused: their defaults may not be what the user wants."""
         if not isinstance(args, cls):
-            raise InputError(f"args: expected {cls.__name__}, which has the same names, not {type(args).__name__}.")
+            raise InputError(
+                f"args: expected {cls.__name__}, not {type(args).__name__}. Both take the same arguments."
+            )
         return copy.copy(args)
 
     @property

@@ -116,10 +116,10 @@ class Predictor:
 
         Args:
             rows: a `datasets.Dataset`, a DataFrame of pandas, or dicts in a list or another iterable. For a model that
-                reads one text, also texts.
+                reads one text, also texts. A `str` is a text, not the path of a file.
 
         Returns:
-            A list of dicts. For a single text or a single dict, its prediction alone.
+            A list of dicts. For one text or one dict: one dict.
         """
         trained_columns = get_text_columns(self.model.config.to_dict())
         names = tuple(self.columns or trained_columns)

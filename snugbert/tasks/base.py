@@ -20,7 +20,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import DataCollator, DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.cli.arguments import ListsArguments
+from snugbert.cli.arguments import InitSignature, check_names
 from snugbert.data.sources import (
     SPLITS,
     DataArguments,
@@ -79,13 +79,14 @@ FeaturesT = TypeVar("FeaturesT", bound=Features)
 Answers = TypeVar("Answers")
 
 
-class Task(ListsArguments, ABC, Generic[SplitT, FeaturesT, Answers]):
+class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     """A task: what is asked about each example.
 
     `choose_labels` or `use_checkpoint` and then `use_tokenizer` connect a task with a model. Use a copy of the task
     for each model. `args` says how to read the data, and how to answer. Default: made from `settings`.
     """
 
+    __signature__ = InitSignature()
     arguments: ClassVar[type[DataArguments]]
     head: ClassVar[str]  # of the models, such as "ForTokenClassification"
     output: ClassVar[Output]
@@ -113,6 +114,7 @@ class Task(ListsArguments, ABC, Generic[SplitT, FeaturesT, Answers]):
     max_length: int
 
     def __init__(self, args: DataArguments | None = None, **settings: Any):
+        check_names(type(self), settings)
         self.args: Any = self.arguments(**settings) if args is None else args
         self.thresholds: dict[int, float] = {}  # label id -> lowest probability at which the label is predicted
         # Texts, truncated texts, tokens in truncated texts, and tokens that were cut, in all calls of `encode`.

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+import transformers
 from markdown_tables import cells
 
 pytestmark = pytest.mark.long
@@ -42,7 +44,7 @@ def commit(folder: Path, files: dict[str, str]) -> tuple[str, str]:
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
-    """Small repositories in the place of the public ones."""
+    """Small repositories instead of the public ones."""
     import speedrun
     import speedrun_text
 
@@ -62,25 +64,36 @@ def sources(tmp_path, monkeypatch):
     monkeypatch.setattr(speedrun_text, "HASHES", hashes)
 
 
-def test_a_run_is_timed_scored_and_continued(sources, tmp_path, capfd):
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_is_timed_scored_and_continued(sources, tmp_path, capsys, monkeypatch):
     import speedrun
 
-    argv = [str(tmp_path / "run"), "--vocab_size", "60", "--config_name", "tiny", "--objective", "mlm"]
-    argv += ["--use_cpu", "true", "--save_steps", "2", "--per_device_train_batch_size", "2"]
-    with pytest.raises(subprocess.CalledProcessError):
-        speedrun.main([*argv, "--max_steps", "3", "--learning_rate", "-1"])
-    speedrun.main([*argv, "--max_steps", "3"])
-    first = cells(capfd.readouterr().out)
-    speedrun.main([*argv, "--max_steps", "3"])
-    assert cells(capfd.readouterr().out)[-1][3:7] == first[-1][3:7]
-    row = dict(zip(first[-2], first[-1], strict=True))
-    times = [json.loads(line) for line in (tmp_path / "run/times.jsonl").read_text().splitlines()]
-    assert len(times) == 3  # the failed process counts
-    assert row["core hours"] == f"{sum(line['core_hours'] for line in times):.2f}"
+    argv = [str(tmp_path / "run"), "--track", "cpu", "--vocab_size", "60", "--config_name", "tiny", "--max_steps", "4"]
+    argv += ["--objective", "mlm", "--logging_steps", "1", "--save_steps", "2", "--per_device_train_batch_size", "2"]
+    save = transformers.Trainer._save_checkpoint
+
+    def save_and_stop(trainer, *args):
+        save(trainer, *args)
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patches, pytest.raises(SystemExit) as stopped:
+        patches.setattr(transformers.Trainer, "_save_checkpoint", save_and_stop)
+        speedrun.main(argv)
+    assert stopped.value.code == 128 + signal.SIGTERM
+    with pytest.raises(SystemExit, match=r"has a run of `--track cpu .*`\. Choose another folder"):
+        speedrun.main([*argv, "--learning_rate", "9"])
+    speedrun.main(argv)
+    header, row = cells(capsys.readouterr().out)[-2:]
+    row = dict(zip(header, row, strict=True))
+    lines = [json.loads(line) for line in (tmp_path / "run/model/metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "tokens_per_second" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    seconds = sum(line["tokens"] / line["step"] / line["tokens_per_second"] for line in steps)
+    assert speedrun.count_seconds(tmp_path / "run/model") == pytest.approx(seconds, rel=0.3)  # steps differ in tokens
+    assert row["time"] == f"{seconds / 3600:.2f} core hours"
     results = json.loads((tmp_path / "run/scores/results.json").read_text())
-    assert row["bits per character"] == f"{results['held_out_text']['metrics']['bits_per_character']:.3g}"
-    assert row["BLiMP"] in ("0", "100")
-    assert "--max_steps 3`" in row["flags"]
+    assert row["bits per character"] == f"{results['held_out_text']['metrics']['bits_per_character']:.4f}"
+    assert row["BLiMP"] in ("0.00", "100.00") and row["flags"].startswith("`--track cpu --vocab_size 60 ")
 
 
 def test_changed_text_is_refused(sources, tmp_path):

@@ -86,9 +86,7 @@ class DistillationTrainer(FineTuningTrainer):
         optimizers: tuple[Any, Any] = (None, None),
     ):
         if not isinstance(task, PreparedTask):
-            if teacher is None or model is None:
-                raise InputError("model or teacher is missing.")
-            args = FineTuningArguments() if args is None else FineTuningArguments.copy(args)
+            args = FineTuningArguments() if args is None else FineTuningArguments.copy_of(args)
             first = next(iter(eval_dataset.values())) if isinstance(eval_dataset, Mapping) else eval_dataset
             data = {"train_dataset": train_dataset, "unlabeled_dataset": unlabeled_dataset, "eval_dataset": first}
             task, sources = connect_data(task, **data)

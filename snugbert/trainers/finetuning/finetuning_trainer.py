@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
+from snugbert.cli.arguments import ListsArguments
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.packed_batches import count_tokens
 from snugbert.data.tables import make_source
@@ -46,10 +47,11 @@ from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer
 
 
-class FineTuningTrainer(RunTrainer):
+class FineTuningTrainer(ListsArguments, RunTrainer):
     """Fine-tunes a model for a task. A `Trainer` of transformers.
 
-        trainer = FineTuningTrainer("bert-base-uncased", train_dataset="train.csv", eval_dataset="dev.csv")
+        args = FineTuningArguments("output", overwrite_output_dir=True)
+        trainer = FineTuningTrainer("bert-base-uncased", args, train_dataset="train.csv", eval_dataset="dev.csv")
         trainer.train()
         trainer.save_model()
 
@@ -108,12 +110,12 @@ class FineTuningTrainer(RunTrainer):
         optimizers: tuple[Any, Any] = (None, None),
     ):
         if not isinstance(args, FineTuningArguments) or not isinstance(task, PreparedTask):
-            args = FineTuningArguments() if args is None else FineTuningArguments.copy(args)
+            args = FineTuningArguments() if args is None else FineTuningArguments.copy_of(args)
         first, *others = eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]
         self._eval_prefix = f"eval_{first[0]}_" if first[0] else "eval_"
         if not isinstance(task, PreparedTask):
             task, sources = connect_data(task, train_dataset=train_dataset, eval_dataset=first[1])
-            model_args = name_model(model, processing_class)  # type: ignore[arg-type]
+            model_args = name_model(model, processing_class)
             task = prepare_task(task, model_args, sources)
         if args.sweeps:
             raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
@@ -137,7 +139,7 @@ class FineTuningTrainer(RunTrainer):
         features: Any = None if task.validation_set is None else task.validation_set.features.inputs
         if isinstance(eval_dataset, Mapping):
             make = self._make_evaluation_set
-            sets = {name: make(dataset, "validation", task.config) for name, dataset in others}
+            sets = {name: make(make_source(data, "eval_dataset"), "validation", task.config) for name, data in others}
             self.evaluation_sets += sets.values()
             features = {first[0]: features} | {name: each.features.inputs for name, each in sets.items()}
             args.metric_for_best_model = f"{first[0]}_{args.metric_for_best_model}"
@@ -351,10 +353,9 @@ class FineTuningTrainer(RunTrainer):
         encoded = self._make_evaluation_set(source, split, self.model.config)
         return encoded.features.inputs, encoded
 
-    def _make_evaluation_set(self, dataset: Any, split: str, config: Any) -> EvaluationSet[Any]:
+    def _make_evaluation_set(self, source: Path | Dataset, split: str, config: Any) -> EvaluationSet[Any]:
         prepared = self.prepared
-        sources = {split: [make_source(dataset, "eval_dataset")]}
-        examples = make_evaluation_set(prepared.task, config, prepared.task.tokenizer, sources)
+        examples = make_evaluation_set(prepared.task, config, prepared.task.tokenizer, {split: [source]})
         prepared.copies.count(examples.task, {examples.split.name: examples.split})
         return examples
 

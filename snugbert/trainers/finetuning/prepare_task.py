@@ -193,9 +193,11 @@ def _check_head(config: Any, head: str, model_args: FineTunedModelArguments) -> 
 
 
 def name_model(
-    model: str | Path | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+    model: str | Path | PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> FineTunedModelArguments:
     """Returns the arguments that name a model: a folder, a Hub name, a size, or a SnugBERT model in memory."""
+    if model is None:
+        raise InputError("model or teacher is missing.")
     if isinstance(model, PreTrainedModel):
         args = FineTunedModelArguments(model_name_or_path="")
         args.model = model  # type: ignore[misc]
@@ -213,7 +215,7 @@ def name_model(
 def connect_data(task: Task[Any, Any, Any] | None, **datasets: Any) -> tuple[Task[Any, Any, Any], Sources]:
     """Returns a copy of the task that names the files among the datasets, and the data of each split.
 
-    Without a task, texts are classified. A dataset that is None has no split.
+    The default task is [`TextClassification`]. Datasets that are None are left out.
     """
     splits = {"train_dataset": "train", "unlabeled_dataset": "unlabeled", "eval_dataset": "validation"}
     sources = {splits[name]: make_source(data, name) for name, data in datasets.items() if data is not None}

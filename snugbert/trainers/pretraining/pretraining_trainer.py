@@ -118,7 +118,7 @@ class PretrainingTrainer(RunTrainer):
         teacher: PreTrainedModel | None = None,
         **kwargs: Any,
     ):
-        args = PretrainingArguments.copy(args)
+        args = PretrainingArguments.copy_of(args)
         use_one_gpu(args)
         if phases is None:
             phases = [] if train_dataset is None else plan_phases([train_dataset], [1.0], args)

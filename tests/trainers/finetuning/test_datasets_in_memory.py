@@ -220,7 +220,7 @@ def test_a_model_in_memory_is_trained_in_place(train, dev, tmp_path):
         ({"train_dataset": DatasetDict(train=train)}, r"not a DatasetDict\. Pass one of its splits"),
         ({"train_dataset": None, "eval_dataset": None}, "no data"),
         ({"args": arguments(tmp_path, seeds=2)}, "--sweep and --seeds"),
-        ({"args": TrainingArguments(str(tmp_path))}, "args: expected FineTuningArguments, .*, not TrainingArguments"),
+        ({"args": TrainingArguments(str(tmp_path))}, "args: expected FineTuningArguments, not TrainingArguments"),
     ):
         given = {"model": model, "args": args, "task": task, "processing_class": TOKENIZER} | data | changes
         with pytest.raises(InputError, match=message):
