@@ -5,8 +5,8 @@
 `run` is a new folder. `snugbert pretrain` gets all further flags. The script makes the text, trains a vocabulary and a
 model, scores it, and prints its row of the table. After an interruption, the same command continues.
 
-The time is the training time in the log of `snugbert pretrain`, with the interrupted parts of a run. A core hour is an
-hour of a thread.
+The time is the training time in the log of `snugbert pretrain`, over all parts of an interrupted run. A core hour is
+an hour of a thread.
 """
 
 import argparse
