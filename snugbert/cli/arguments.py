@@ -115,11 +115,14 @@ class ListsArguments:
     """Base of classes with many keyword arguments: completion and `help` list them, and a wrong name is explained."""
 
     __signature__ = InitSignature()
+    given: tuple[str, ...]  # names of the arguments that the user gave
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Checks the names of the arguments."""
         check_names(cls, kwargs)
-        return super().__new__(cls)
+        self = super().__new__(cls)
+        self.given = tuple(name for name, value in kwargs.items() if value is not None)
+        return self
 
 
 @dataclass(kw_only=True)

@@ -100,14 +100,8 @@ class DistillationTrainer(FineTuningTrainer):
             task = prepare_student(task, model_args, teacher_args, sources, args)
         assert task.soft_targets is not None
         self.targets = task.soft_targets
-        super().__init__(
-            task=task,
-            args=args,
-            eval_dataset=eval_dataset,
-            callbacks=callbacks,
-            compute_metrics=compute_metrics,
-            optimizers=optimizers,
-        )
+        others: Any = {"callbacks": callbacks, "compute_metrics": compute_metrics, "optimizers": optimizers}
+        super().__init__(task=task, args=args, eval_dataset=eval_dataset, **others)
         features: Any = self.train_dataset
         self.train_dataset = features.add_column(ROW, np.arange(len(features)))
         self.data_collator = functools.partial(collate_soft_targets, self.data_collator, self.targets, self.output)

@@ -111,14 +111,6 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         False, "Pad all examples to --max_seq_length instead of packing batches.", advanced=True
     )
 
-    given = tuple[str, ...]()  # names of the settings that the user chose. Not an argument
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> "FineTuningArguments":
-        """Stores which arguments the user gave, because a sweep replaces all other arguments."""
-        self = super().__new__(cls, *args, **kwargs)
-        self.given = tuple(name for name, value in kwargs.items() if value is not None)
-        return self
-
     def __post_init__(self):
         self._read_sweep()
         check_ranges(self)
