@@ -103,7 +103,7 @@ class InitSignature:
         return inspect.Signature([each.replace(kind=each.KEYWORD_ONLY) for each in own] if fields_of else own)
 
 
-def check_names(owner: type, given: Iterable[str]) -> None:
+def check_argument_names(owner: type, given: Iterable[str]) -> None:
     """Checks that a class has these keyword arguments. Otherwise suggests a name."""
     names = inspect.signature(owner).parameters
     for name in given:
@@ -119,7 +119,7 @@ class ListsArguments:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Checks the names of the arguments."""
-        check_names(cls, kwargs)
+        check_argument_names(cls, kwargs)
         self = super().__new__(cls)
         self.given = tuple(name for name, value in kwargs.items() if value is not None)
         return self
