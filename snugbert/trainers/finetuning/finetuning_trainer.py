@@ -82,7 +82,7 @@ class FineTuningTrainer(ListsArguments, RunTrainer):
         processing_class: the tokenizer. Default: the checkpoint's.
         callbacks: further callbacks.
         compute_metrics: returns metrics in addition to the task's, as in `Trainer`. They do not select the best model.
-        optimizers: optimizer and learning rate scheduler, as in `Trainer`. Default: those of `args`.
+        optimizers: an optimizer and a scheduler, as in `Trainer`. Default: `args` chooses them.
 
     Attributes:
         prepared: the task, connected with its model, and its data.
