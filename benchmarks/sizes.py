@@ -18,7 +18,7 @@ TOKENS_PER_BYTE = 236e6 / 1e9  # of English, benchmarks/results/scale_epyc-2-cor
 LENGTH, EPOCHS = 128, 3
 TEXTS = {"10 MB": 1e7, "100 MB": 1e8, "1 GB": 1e9, "10 GB": 1e10}
 ROWS = (500, 5_000, 50_000, 500_000)
-# Two cores of an AMD EPYC with AVX512-BF16, in bfloat16: tokens/s of pretraining, rows/s of fine-tuning (64 tokens).
+# Two cores of an AMD EPYC with AVX512-BF16, in bfloat16: tokens/s of pretraining, rows/s of fine-tuning.
 CPU_TOKENS = {"tiny": 33_100, "mini": 9_960, "small": 3_620, "base": 586, "large": 141}
 CPU_ROWS = {"tiny": 485, "mini": 157, "small": 67.9, "base": 9.60, "large": 1.96}
 # One H100: `base` with 256 x 128 tokens, and with batches of 32 texts of 56 tokens in CUDA graphs.
@@ -45,8 +45,8 @@ def count_flops(size: str) -> int:
 def compute_gpu_speeds() -> tuple[dict[str, float], dict[str, float]]:
     """Computes tokens/s and rows/s on an H100 from the measured speed of `base`.
 
-    The time of larger models grows with their FLOPs. Smaller models are limited by the CPU cores in pretraining, and by
-    the number of kernels in fine-tuning, which grows with the layers.
+    The time of larger models grows with their FLOPs. The CPU cores limit smaller models in pretraining. In fine-tuning,
+    the number of kernels limits them, and grows with the layers.
     """
     base, tokens, rows = count_flops("base"), {}, {}
     for size in CPU_TOKENS:
