@@ -45,7 +45,7 @@ def count_flops(size: str) -> int:
 def compute_gpu_speeds() -> tuple[dict[str, float], dict[str, float]]:
     """Computes tokens/s and rows/s on an H100 from the measured speed of `base`.
 
-    The time of larger models grows with their FLOPs. The CPU cores limit smaller models in pretraining. In fine-tuning,
+    The time of larger models grows with their FLOPs. CPU cores limit smaller models in pretraining. In fine-tuning,
     the number of kernels limits them, and grows with the layers.
     """
     base, tokens, rows = count_flops("base"), {}, {}
