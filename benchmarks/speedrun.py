@@ -15,9 +15,12 @@ import shlex
 import subprocess
 import sys
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
+from recipe import read_log
 from reporting import format_header, format_line
 from speedrun_text import clone, make_text
 
@@ -38,21 +41,22 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args(argv)
 
 
-def record_command(folder: Path, argv: list[str]) -> dict[str, str]:
-    """Stores the command and the commit of a new run, and returns them.
+def record_run(folder: Path, argv: list[str]) -> dict[str, Any]:
+    """Stores the command, the threads and the commit of a new run, and returns them.
 
     Raises:
-        SystemExit: the folder has a run of another command.
+        SystemExit: the folder has a run of another command or with another number of threads.
     """
-    file, command = folder / "run.json", shlex.join(argv)
+    file, settings = folder / "run.json", {"command": shlex.join(argv), "threads": torch.get_num_threads()}
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         describe = ["git", "-C", SCRIPTS, "describe", "--always", "--dirty"]
         commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
-        file.write_text(json.dumps({"command": command, "commit": commit}))
+        file.write_text(json.dumps({**settings, "commit": commit}))
     run = json.loads(file.read_text())
-    if run["command"] != command:
-        raise SystemExit(f"error: {folder} has a run of `{run['command']}`. Choose another folder.")
+    if {**run, **settings} != run:
+        found = f"`{run['command']}` with OMP_NUM_THREADS={run['threads']}"
+        raise SystemExit(f"error: {folder} has a run of {found}. Choose another folder.")
     return run
 
 
@@ -94,23 +98,19 @@ def score(folder: Path) -> dict[str, float]:
 
 def count_seconds(model: Path) -> float:
     """Returns the training time in the log."""
-    seconds, before = 0.0, 0
-    for line in map(json.loads, (model / "metrics.jsonl").read_text().splitlines()):
-        if "tokens_per_second" in line:
-            seconds += (line["tokens"] - before) / line["tokens_per_second"]
-            before = line["tokens"]
-    return seconds
+    lines = pairwise([{"tokens": 0}, *read_log(model)])
+    return sum((line["tokens"] - before["tokens"]) / line["tokens_per_second"] for before, line in lines)
 
 
 def main(argv: list[str]) -> None:
     """Trains, scores, and prints the row."""
     args, flags = parse_arguments(argv)
-    record = record_command(args.folder, argv[1:])
+    record = record_run(args.folder, argv[1:])
     train(args.folder, args, flags)
     scores, seconds = score(args.folder), count_seconds(args.folder / "model")
     time = f"{seconds / 60:.1f} minutes"
     if args.track == "cpu":
-        time = f"{seconds * torch.get_num_threads() / 3600:.2f} core hours"
+        time = f"{seconds * record['threads'] / 3600:.2f} core hours"
     header = ["track", "date", "time", *scores, "commit", "flags"]
     cells = [args.track, str(date.today()), time, f"{scores['BLiMP']:.2f}", f"{scores['bits per character']:.4f}"]
     print(format_header(header), format_line([*cells, record["commit"], f"`{record['command']}`"]), sep="\n")
