@@ -97,9 +97,11 @@ def score(folder: Path) -> dict[str, float]:
 
 
 def count_seconds(model: Path) -> float:
-    """Returns the training time in the log."""
-    lines = pairwise([{"tokens": 0}, *read_log(model)])
-    return sum((line["tokens"] - before["tokens"]) / line["tokens_per_second"] for before, line in lines)
+    """Returns the training time in the log. Steps after its last line count as much as the average step."""
+    lines, steps = read_log(model), json.loads((model / "trainer_state.json").read_text())["global_step"]
+    pairs = pairwise([{"tokens": 0}, *lines])
+    seconds = sum((line["tokens"] - before["tokens"]) / line["tokens_per_second"] for before, line in pairs)
+    return seconds * steps / lines[-1]["step"]
 
 
 def main(argv: list[str]) -> None:

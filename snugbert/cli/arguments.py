@@ -98,16 +98,17 @@ class InitSignature:
     """
 
     def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
-        fields_of = getattr(owner, "arguments", None)
-        _, *own = inspect.signature((fields_of or owner).__init__).parameters.values()  # without `self`
-        return inspect.Signature([each.replace(kind=each.KEYWORD_ONLY) for each in own] if fields_of else own)
+        declared = getattr(owner, "arguments", owner)
+        _, *own = inspect.signature(declared.__init__).parameters.values()  # without `self`
+        return inspect.Signature(own if declared is owner else [each.replace(kind=each.KEYWORD_ONLY) for each in own])
 
 
 def check_argument_names(owner: type, given: Iterable[str]) -> None:
     """Checks that a class has these keyword arguments. Otherwise suggests a name."""
     names = inspect.signature(owner).parameters
+    takes_others = any(each.kind is each.VAR_KEYWORD for each in names.values())  # a user's subclass
     for name in given:
-        if name not in names:
+        if name not in names and not takes_others:
             raise TypeError(f"{owner.__name__}: no argument {name!r}.{did_you_mean(name, names)}")
 
 

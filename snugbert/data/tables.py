@@ -25,7 +25,7 @@ from snugbert.data.text_lines import (
     read_numbered_lines,
     read_text_lines,
 )
-from snugbert.errors import InputError, explain_files, format_count, list_columns
+from snugbert.errors import InputError, format_count, list_columns, suggest_path
 from snugbert.files import parse_json
 
 NO_SEPARATOR = "\0"  # of CSV files with one column. Text has no such character
@@ -202,10 +202,10 @@ def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, An
 
 
 def make_source(data: Any, name: str) -> Path | Dataset:
-    """Returns the path of a file, and other rows as a dataset. `name` is the argument's, for messages."""
+    """Returns a path as a `Path`, and any other rows as a `Dataset`. `name` is the argument's, for messages."""
     if isinstance(data, str | Path):
-        if mistake := explain_files(str(data)):
-            raise InputError(f"{name}: {mistake}")
+        if not Path(data).is_file():
+            raise InputError(f"{name}: {data}: no such file.{suggest_path(str(data))}")
         return Path(data)
     if isinstance(data, Dataset):
         return data if data.format["type"] == "custom" else data.with_format(None)  # a transform makes the columns

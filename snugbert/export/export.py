@@ -84,9 +84,9 @@ def export_model(
         output_dir: the folder to write. Other files in it are kept.
         to: "onnx", "openvino" or "bert".
         dtype: dtype of the weights: "float32", "float16" (or torch's dtypes), or "int8".
-        eval_dataset: labeled rows as in [`FineTuningTrainer`], instead of `validation_file`.
+        eval_dataset: labeled rows as in [`FineTuningTrainer`]. Original and export are scored on them.
         revision, token, cache_dir: for a model on the Hub, as in `from_pretrained`.
-        options: other arguments of `snugbert export`, such as `validation_file`, see [`ExportArguments`].
+        options: other arguments of `snugbert export`, such as `max_seq_length`, see [`ExportArguments`].
 
     Raises:
         InputError: the engine cannot run the model, a file cannot be used, or outputs are not finite or differ by too

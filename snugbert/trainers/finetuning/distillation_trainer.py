@@ -21,12 +21,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
-from transformers import (
-    EvalPrediction,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-)
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SIZES
@@ -91,7 +86,7 @@ class DistillationTrainer(FineTuningTrainer):
             data = {"train_dataset": train_dataset, "unlabeled_dataset": unlabeled_dataset, "eval_dataset": first}
             task, sources = connect_data(task, **data)
             in_memory = isinstance(teacher, PreTrainedModel)
-            teacher_args = name_model(teacher, processing_class if in_memory else None)
+            teacher_args = name_model(teacher, processing_class if in_memory else None, "teacher")
             is_new = isinstance(model, str) and model in SIZES and not Path(model).exists()
             if is_new and processing_class is None and not in_memory:
                 processing_class = load_tokenizer(teacher_args)

@@ -50,7 +50,7 @@ from snugbert.trainers.trainer import RunTrainer
 class FineTuningTrainer(ListsArguments, RunTrainer):
     """Fine-tunes a model for a task. A `Trainer` of transformers.
 
-        args = FineTuningArguments("output", overwrite_output_dir=True)
+        args = FineTuningArguments("output")
         trainer = FineTuningTrainer("bert-base-uncased", args, train_dataset="train.csv", eval_dataset="dev.csv")
         trainer.train()
         trainer.save_model()
@@ -286,7 +286,10 @@ class FineTuningTrainer(ListsArguments, RunTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Extends Trainer's method: also scores labeled rows. Features, with `input_ids`, get only a loss."""
+        """Extends Trainer's method: also scores labeled rows. Features, with `input_ids`, get only a loss.
+
+        `eval_dataset`: rows as in the constructor, or the name of one of its evaluation sets.
+        """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str) and isinstance(self.eval_dataset, dict):
             dataset = self.eval_dataset.get(dataset, dataset)
@@ -347,7 +350,7 @@ class FineTuningTrainer(ListsArguments, RunTrainer):
         is_torch_dataset = isinstance(dataset, torch.utils.data.Dataset) and not hasattr(dataset, "column_names")
         if known is not None or is_torch_dataset:
             return dataset, known
-        source = make_source(dataset, "eval_dataset")
+        source = make_source(dataset, "test_dataset" if split == "test" else "eval_dataset")
         if isinstance(source, Dataset) and "input_ids" in source.column_names:
             return source, None
         encoded = self._make_evaluation_set(source, split, self.model.config)

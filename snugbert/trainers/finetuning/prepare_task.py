@@ -193,11 +193,11 @@ def _check_head(config: Any, head: str, model_args: FineTunedModelArguments) -> 
 
 
 def name_model(
-    model: str | Path | PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None
+    model: str | Path | PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None = None, role: str = "model"
 ) -> FineTunedModelArguments:
     """Returns the arguments that name a model: a folder, a Hub name, a size, or a SnugBERT model in memory."""
     if model is None:
-        raise InputError("model or teacher is missing.")
+        raise InputError(f"{role} is missing. Pass a Hub name or a folder.")
     if isinstance(model, PreTrainedModel):
         args = FineTunedModelArguments(model_name_or_path="")
         args.model = model  # type: ignore[misc]
@@ -213,7 +213,7 @@ def name_model(
 
 
 def connect_data(task: Task[Any, Any, Any] | None, **datasets: Any) -> tuple[Task[Any, Any, Any], Sources]:
-    """Returns a copy of the task that names the files among the datasets, and the data of each split.
+    """Returns a copy of the task that names the files among the datasets and no others, and the data of each split.
 
     The default task is [`TextClassification`]. Datasets that are None are left out.
     """
@@ -221,7 +221,7 @@ def connect_data(task: Task[Any, Any, Any] | None, **datasets: Any) -> tuple[Tas
     sources = {splits[name]: make_source(data, name) for name, data in datasets.items() if data is not None}
     if not sources:
         raise InputError("no data. Pass train_dataset or eval_dataset.")
-    files = {f"{split}_file": str(source) for split, source in sources.items() if isinstance(source, Path)}
+    files = {f"{split}_file": str(each) if isinstance(each, Path) else None for split, each in sources.items()}
     return (task or TextClassification()).copy(**files), {split: [source] for split, source in sources.items()}
 
 

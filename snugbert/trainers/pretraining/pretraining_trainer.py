@@ -82,7 +82,7 @@ class PretrainingTrainer(RunTrainer):
       folder with another run is refused, unless `overwrite_output_dir` is set.
 
     Args:
-        args: training arguments, as in [`FineTuningTrainer`].
+        args: the settings. The trainer uses a copy.
         train_dataset: the features of an epoch: a list, a torch `Dataset` with a length, or a `datasets.Dataset`.
         phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
         data_settings: names and JSON values that determine the examples. Checkpoints store them, and a resumed run
