@@ -1,0 +1,1 @@
+../../snugbert/card_snugbert.py

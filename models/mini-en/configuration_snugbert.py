@@ -1,0 +1,1 @@
+../../snugbert/configuration_snugbert.py

@@ -1,0 +1,1 @@
+../../snugbert/families_snugbert.py

@@ -1,0 +1,1 @@
+../../snugbert/kernels_snugbert.py

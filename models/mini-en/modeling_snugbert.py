@@ -1,0 +1,1 @@
+../../snugbert/modeling_snugbert.py

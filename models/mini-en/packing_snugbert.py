@@ -1,0 +1,1 @@
+../../snugbert/packing_snugbert.py

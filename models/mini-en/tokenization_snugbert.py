@@ -1,0 +1,1 @@
+../../snugbert/tokenization_snugbert.py

@@ -1,0 +1,1 @@
+../../snugbert/versions_snugbert.py

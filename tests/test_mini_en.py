@@ -1,0 +1,62 @@
+"""models/mini-en opens as its card says, and the README's first snippets work."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM, BertTokenizer
+
+from snugbert import SnugBertForMaskedLM
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "models" / "mini-en"
+WITHOUT_SNUGBERT = """
+import sys
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model=sys.argv[1], trust_remote_code=True)
+assert "snugbert" not in sys.modules
+print(*[answer["token_str"] for answer in fill(sys.argv[2])])
+"""
+TEXT = "She was very [MASK] to see him."
+
+
+def read_snippets() -> dict[str, list[str]]:
+    """The code and the output of the README's section "In 30 seconds", by language."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## In 30 seconds\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)
+    return {language: [text for name, text in blocks if name == language] for language in ("python", "bash", "text")}
+
+
+def test_it_opens_with_snugbert_without_it_and_as_stock_bert(tmp_path):
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) < 12e6
+    ours, tokenizer = AutoModelForMaskedLM.from_pretrained(FOLDER), AutoTokenizer.from_pretrained(FOLDER)
+    assert type(ours) is SnugBertForMaskedLM and ours.dtype == torch.float32 and ours.num_parameters() < 6e6
+    stock, stock_tokenizer = BertForMaskedLM.from_pretrained(FOLDER), BertTokenizer.from_pretrained(FOLDER)
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    assert stock_tokenizer(TEXT)["input_ids"] == inputs["input_ids"][0].tolist()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**inputs).logits, stock(**inputs).logits, atol=2e-5, rtol=0)
+        best = ours(**inputs).logits[0, inputs["input_ids"][0] == tokenizer.mask_token_id][0].topk(5).indices
+    command = [sys.executable, "-c", WITHOUT_SNUGBERT, FOLDER, TEXT]
+    environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout.split() == tokenizer.convert_ids_to_tokens(best.tolist()), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_the_first_snippets_of_the_readme(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("models", "examples"):
+        Path(name).symlink_to(ROOT / name)
+    snippets = read_snippets()
+    filled, accuracy, _ = snippets["text"]
+    names: dict = {}
+    exec(snippets["python"][0], names)
+    assert capsys.readouterr().out == filled
+    exec(snippets["python"][1], names)
+    assert float(capsys.readouterr().out.splitlines()[-1]) == pytest.approx(float(accuracy), abs=0.05)
