@@ -24,17 +24,18 @@ print(*[answer["token_str"] for answer in fill(sys.argv[2])])
 TEXT = "She was very [MASK] to see him."
 
 
-def read_snippets() -> dict[str, list[str]]:
-    """The code and the output of the README's section "In 30 seconds", by language."""
+def read_snippets() -> list[tuple[str, str]]:
+    """The Python code of the README's section "In 30 seconds", with its output."""
     section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## In 30 seconds\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)
-    return {language: [text for name, text in blocks if name == language] for language in ("python", "bash", "text")}
+    return re.findall(r"^```python\n(.*?)^```.*?^```text\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE)
 
 
 def test_it_opens_with_snugbert_without_it_and_as_stock_bert(tmp_path):
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) < 12e6
-    ours, tokenizer = AutoModelForMaskedLM.from_pretrained(FOLDER), AutoTokenizer.from_pretrained(FOLDER)
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    ours, info = AutoModelForMaskedLM.from_pretrained(FOLDER, output_loading_info=True)
     assert type(ours) is SnugBertForMaskedLM and ours.dtype == torch.float32 and ours.num_parameters() < 6e6
+    assert not info["unexpected_keys"]  # the first snippet of the README prints no report
     stock, stock_tokenizer = BertForMaskedLM.from_pretrained(FOLDER), BertTokenizer.from_pretrained(FOLDER)
     inputs = tokenizer(TEXT, return_tensors="pt")
     assert stock_tokenizer(TEXT)["input_ids"] == inputs["input_ids"][0].tolist()
@@ -43,6 +44,7 @@ def test_it_opens_with_snugbert_without_it_and_as_stock_bert(tmp_path):
         best = ours(**inputs).logits[0, inputs["input_ids"][0] == tokenizer.mask_token_id][0].topk(5).indices
     command = [sys.executable, "-c", WITHOUT_SNUGBERT, FOLDER, TEXT]
     environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    assert tokenizer.convert_ids_to_tokens(best[:3].tolist()) == ["glad", "anxious", "sorry"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.stdout.split() == tokenizer.convert_ids_to_tokens(best.tolist()), done.stderr
 
@@ -53,10 +55,9 @@ def test_the_first_snippets_of_the_readme(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("models", "examples"):
         Path(name).symlink_to(ROOT / name)
-    snippets = read_snippets()
-    filled, accuracy, _ = snippets["text"]
+    (fill_mask, filled), (fine_tune, accuracy) = read_snippets()
     names: dict = {}
-    exec(snippets["python"][0], names)
+    exec(fill_mask, names)
     assert capsys.readouterr().out == filled
-    exec(snippets["python"][1], names)
+    exec(fine_tune, names)
     assert float(capsys.readouterr().out.splitlines()[-1]) == pytest.approx(float(accuracy), abs=0.05)
