@@ -91,7 +91,7 @@ def training_rows(args: argparse.Namespace) -> Rows:
 def make_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of `snugbert pretrain`: the recipe, changed by `--set`, not evaluated."""
     settings = yaml.safe_load(RECIPE.read_text())
-    for name in ("validation_file", "max_eval_samples"):
+    for name in ("train_file", "validation_file", "max_eval_samples"):
         del settings[name]
     settings |= {"corpus": args.data_dir / "corpus", "tokenizer_name": args.data_dir / "tokenizer"}
     settings |= {"eval_strategy": "no", "save_only_model": True, "overwrite_output_dir": True, "seed": args.seed}
