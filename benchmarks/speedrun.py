@@ -1,6 +1,7 @@
-"""The speedrun: how fast a recipe reaches fixed scores, from fixed text. See docs/explanation/speedrun.md.
+r"""The speedrun: how fast a recipe reaches fixed scores, from fixed text. See docs/explanation/speedrun.md.
 
-    python benchmarks/speedrun.py run --track cpu --config examples/pretrain_small_corpus.yaml --bf16 true
+    python benchmarks/speedrun.py run --track cpu --config examples/pretrain_small_corpus.yaml --bf16 true \
+        --num_train_epochs 4
 
 `run` is a new folder. `snugbert pretrain` gets all further flags. The script makes the text, trains a vocabulary and a
 model, scores it, and prints its row of the table. After an interruption, the same command continues.
