@@ -571,7 +571,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": SnugBertLayer, "attentions": SnugBertSelfAttention}
     _family_names = FAMILY_NAMES
-    # A buffer in files of 2019 to 2022, weights that no head uses (renamed by `families_snugbert`) or only some use.
+    # Old files have this buffer. `families_snugbert` renames unused weights. Some heads have no pooler or NSP head.
     _keys_to_ignore_on_load_unexpected = [r"position_ids", r"^(unused_|bert\.pooler\.dense\.|cls\.seq_relationship\.)"]
 
     @torch.no_grad()
