@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from snugbert.errors import InputError
+from snugbert.gpu.flat_gradients import FlatGradients
 from snugbert.modeling_snugbert import has_hooks
 
 logger = logging.getLogger(__name__)
@@ -27,9 +28,9 @@ logger = logging.getLogger(__name__)
 # the GPU, the third batch is recorded. Otherwise, more batches are tried, because the second batch may have compiled
 # something, too.
 EAGER_BATCHES = 4
-# A falling share of masked tokens and longer sequences bring new sizes: some 6 at a time. Recording takes a tenth of
-# a second.
-MOST_GRAPHS = 32
+# A falling share of masked tokens and longer sequences bring new sizes: some 6 at a time. With gradient accumulation,
+# each size has two graphs. Recording takes a tenth of a second.
+MOST_GRAPHS = 64
 MOST_SIZES = 64  # after this many sizes without a graph, sizes repeat too rarely to record
 SHORT_MEMORY = "the GPU has too little free memory (--cuda_graphs false turns graphs off)"
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
@@ -38,16 +39,23 @@ _lock = threading.RLock()
 
 
 @dataclass
+class Graph:
+    """A recorded graph."""
+
+    replay: Callable[[], None]  # starts the kernels
+    result: Any  # what the function returned, in tensors that the graph writes
+    trained: list[nn.Parameter]  # parameters whose gradient the graph writes
+
+
+@dataclass
 class Size:
     """What is known about the batches of one size."""
 
     eager_batches: int = 0  # number of batches that ran eagerly
     is_ready: bool = False  # whether an eager batch after the first did not wait for the GPU
-    trained: list[nn.Parameter] = field(default_factory=list)  # parameters with a gradient in the last eager batch
-    gradients: list[torch.Tensor] = field(default_factory=list)  # of `trained`. The graph adds to them
-    inputs: dict[str, torch.Tensor] = field(default_factory=dict)  # the tensors that the graph reads
-    replay: Callable[[], None] | None = None  # starts the graph; None before it is recorded
-    result: Any = None  # what the function returned, in tensors that the graph writes
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)  # the tensors that the graphs read
+    # True: a graph that adds to the gradients of earlier batches. False: a graph that replaces the gradients.
+    graphs: dict[bool, Graph] = field(default_factory=dict)
 
 
 class CudaGraphs:
@@ -58,9 +66,9 @@ class CudaGraphs:
     New graphs are recorded if parameters move, or if `requires_grad` or a dropout probability changes.
 
     The first two batches of a size run eagerly, or up to four if they wait for the GPU. The next batch is recorded.
-    At most 32 sizes (`MOST_GRAPHS`) are recorded, the others run eagerly. Results are the same as without graphs: a
-    graph draws the random numbers that the function would draw, and it adds to the gradients. The tensors of gradients
-    stay allocated between steps.
+    At most 64 graphs (`MOST_GRAPHS`) are recorded, other sizes run eagerly. Results are the same as without graphs: a
+    graph draws the random numbers that the function would draw, and adds to gradients of earlier batches. `gradients`
+    is where graphs write gradients. These tensors stay allocated between steps.
 
     The function always runs eagerly on other devices, if the model has hooks, if the function waits for the GPU (as
     with padded batches), if batches have too many sizes, or if the GPU has too little free memory. `reason` and a log
@@ -75,14 +83,14 @@ class CudaGraphs:
         self._dropouts = [module for module in self._modules if isinstance(module, nn.Dropout)]
         self._sizes: dict[Hashable, Size] = {}
         self._weights: Hashable = None  # the parameters that recorded graphs use
-        self._gradients: dict[nn.Parameter, torch.Tensor] = {}
+        self.gradients = FlatGradients(self._parameters)
         self._memory: Any = None  # all graphs share it, because one runs at a time
         self.reason: str | None = None
 
     @property
     def count(self) -> int:
         """Number of graphs."""
-        return sum(size.replay is not None for size in self._sizes.values())
+        return sum(len(size.graphs) for size in self._sizes.values())
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         """Returns the result of the function."""
@@ -106,7 +114,7 @@ class CudaGraphs:
 
     def _drop_graphs(self) -> None:
         self._sizes.clear()
-        self._gradients.clear()
+        self.gradients.free()
         self._memory = None
 
     def _run(self, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -114,15 +122,22 @@ class CudaGraphs:
             self.turn_off("the model has hooks, which a graph would not call")
             return self._function(dict(batch))
         size = self._find_size(batch)
-        if size.replay is not None:
+        # Only the first batch of a step finds no gradients. Writing gradients is faster than zeroing and adding.
+        adds = torch.is_grad_enabled() and any(parameter.grad is not None for parameter in self._parameters)
+        if size.graphs:
             torch._foreach_copy_(list(size.inputs.values()), [tensors[name] for name in size.inputs])
-        elif size.is_ready and self.count < MOST_GRAPHS:
-            size.replay = self._record(size, batch, tensors)
-        if size.replay is None:
+        graph = size.graphs.get(adds)
+        if graph is None and size.is_ready and self.count < MOST_GRAPHS:
+            graph = self._record(size, batch, tensors, adds)
+        if graph is None:
             return self._run_eagerly(size, batch)
-        attach_gradients(size.trained, size.gradients)
-        size.replay()
-        return size.result
+        if adds:
+            self.gradients.attach(graph.trained)
+        graph.replay()
+        places = self.gradients.find_places()
+        for parameter in graph.trained:
+            parameter.grad = places[parameter]
+        return graph.result
 
     def _find_size(self, batch: Mapping[str, Any]) -> Size:
         trains = torch.is_grad_enabled()
@@ -149,9 +164,6 @@ class CudaGraphs:
         # Runs on the stream that records later, because libraries and autograd keep a state for each stream.
         with on_side_stream(), note_waits(waits) if is_tried else nullcontext():
             result = self._function(dict(batch))
-        if torch.is_grad_enabled():
-            trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-            size.trained = [parameter for parameter in trained if parameter.grad is not None]
         size.is_ready |= is_tried and not waits
         if waits and size.eager_batches == EAGER_BATCHES:
             self.turn_off(f"the step waits for the GPU at {waits[0]}")
@@ -160,19 +172,32 @@ class CudaGraphs:
         return result
 
     def _record(
-        self, size: Size, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-    ) -> Callable[[], None] | None:
-        """Records the kernels, which do not run, and returns a function that runs them. None: too little memory."""
+        self, size: Size, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], adds: bool
+    ) -> Graph | None:
+        """Records the kernels, which do not run. None: too little memory."""
         start = time.perf_counter()
-        size.inputs = {name: tensor.clone() for name, tensor in tensors.items()}
+        size.inputs = size.inputs or {name: tensor.clone() for name, tensor in tensors.items()}
         inputs = {**batch, **size.inputs}
-        for parameter in size.trained:
-            if parameter not in self._gradients:
-                self._gradients[parameter] = torch.empty_like(parameter)
-        size.gradients = [self._gradients[parameter] for parameter in size.trained]
-        attach_gradients(size.trained, size.gradients)
+        places = self.gradients.find_places() if torch.is_grad_enabled() else {}
+        earlier = {parameter: parameter.grad for parameter in places}
+        trained: list[nn.Parameter] = []
+
+        def run() -> Any:
+            # Without a gradient to add to, autograd keeps its own tensors. Two kernels copy or add all of them.
+            for parameter in places:
+                parameter.grad = None
+            result = self._function(inputs)
+            trained[:] = [parameter for parameter in places if parameter.grad is not None]
+            if trained:
+                write = torch._foreach_add_ if adds else torch._foreach_copy_
+                with torch.no_grad():
+                    write([places[parameter] for parameter in trained], [parameter.grad for parameter in trained])
+            for parameter in trained:  # frees memory for the next graph
+                parameter.grad = None
+            return result
+
         try:
-            replay, self._memory, size.result = record(lambda: self._function(inputs), self._memory)
+            replay, self._memory, result = record(run, self._memory)
         except Exception as error:
             cause = error.__context__ or error  # torch ends the recording first, which may fail, too
             if isinstance(cause, torch.OutOfMemoryError):
@@ -182,26 +207,14 @@ class CudaGraphs:
                 f"The CUDA graph of a step could not be recorded ({type(cause).__name__}: {cause}). Run again without "
                 "graphs: --cuda_graphs false, or cuda_graphs=False in Python."
             ) from error
+        finally:
+            for parameter, gradient in earlier.items():
+                parameter.grad = gradient
         number = self.count + 1
         last = "" if number < MOST_GRAPHS else ", the last. Other sizes run eagerly."
         logger.info("CUDA graph %d: recorded in %.1f s%s", number, time.perf_counter() - start, last)
-        return replay
-
-
-def attach_gradients(parameters: list[nn.Parameter], gradients: list[torch.Tensor]) -> None:
-    """Makes `gradients` the gradients of `parameters`. Existing values are kept, and None becomes zero."""
-    zeroed, copied, sources = [], [], []
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if parameter.grad is None:
-            zeroed.append(gradient)
-        elif parameter.grad is not gradient:  # of an eager batch of the same step
-            copied.append(gradient)
-            sources.append(parameter.grad)
-        parameter.grad = gradient
-    if zeroed:
-        torch._foreach_zero_(zeroed)
-    if copied:
-        torch._foreach_copy_(copied, sources)
+        size.graphs[adds] = Graph(replay, result, trained)
+        return size.graphs[adds]
 
 
 @contextmanager

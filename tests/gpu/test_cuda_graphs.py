@@ -4,6 +4,7 @@ import copy
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
+import emulated_graphs as emulated
 import pytest
 import torch
 from emulated_graphs import emulated_graphs
@@ -53,20 +54,53 @@ def make_step(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("head", "most"), [*((head, 32) for head in HEADS), ("ForMaskedLM", 1)])
-def test_graphs_change_nothing(head, most, monkeypatch):
+@pytest.mark.parametrize(
+    ("head", "accumulation", "most"),
+    [*((head, 3, 64) for head in HEADS), ("ForMaskedLM", 3, 2), ("ForMaskedLM", 1, 64), ("ForPreTraining", 1, 64)],
+)
+def test_graphs_change_nothing(head, accumulation, most, monkeypatch):
     """With dropout and accumulation. Losses and weights are the same bits. Sizes beyond the limit run eagerly."""
     monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", most)
     eager = ours_and_stock(head, **DROPOUT)[0].train()
     model = copy.deepcopy(eager)
     graphs = CudaGraphs(make_step(model), model)
-    batches = make_batches(head, 9)
+    batches = make_batches(head, 12)
     with emulated_graphs():
-        expected = train(eager, make_step(eager), batches)
-        losses = train(model, graphs, batches)
-    assert graphs.count == min(most, 2) and len({loss.item() for loss in losses}) == len(losses)
+        expected = train(eager, make_step(eager), batches, accumulation)
+        losses = train(model, graphs, batches, accumulation)
+    # With accumulation, each size has a graph that adds to gradients and one that replaces them.
+    assert graphs.count == (2 if accumulation == 1 else min(most, 4))
+    assert len({loss.item() for loss in losses}) == len(losses)
     torch.testing.assert_close(losses, expected, atol=0, rtol=0)
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_graphs_write_gradients_without_zeroing_them(accumulation, monkeypatch):
+    """One operator copies all gradients to their places, or adds them. No other one zeroes or adds a gradient."""
+    recordings = []
+
+    class Kept(emulated.Recording):
+        def __init__(self):
+            super().__init__()
+            recordings.append(self)
+
+    monkeypatch.setattr(emulated, "Recording", Kept)
+    model = ours_and_stock("ForSequenceClassification")[0].train()
+    graphs, shapes = CudaGraphs(make_step(model), model), {parameter.shape for parameter in model.parameters()}
+    with emulated.emulated_graphs():
+        train(model, graphs, make_batches("ForSequenceClassification", 16)[::2], accumulation)
+    assert len(recordings) == accumulation
+    for recording in recordings:
+        names = [func._overloadpacket.__name__ for func, *_ in recording.operations]
+        writes = [name for name in names if name.startswith("_foreach")]
+        single = [
+            name
+            for name, (_, args, *_) in zip(names, recording.operations, strict=True)
+            if name in ("zero_", "add_", "add") and args[0].shape in shapes and args[0].numel() > 1
+        ]
+        assert len(writes) == 1 and not single
+    assert {name for name in writes} <= {"_foreach_copy_", "_foreach_add_"}
 
 
 @pytest.mark.slow
@@ -86,7 +120,7 @@ def test_changes_of_the_model_are_noticed(log):
             losses[step] += train(each, step, make_batches(head, 8))
             each.bert.encoder.layer[1].attention.self.dropout.p = 0.3
             losses[step] += train(each, step, make_batches(head, 8))
-    assert graphs.count == 4 and log.text.count("recorded") == 8  # the graphs of the frozen model are dropped
+    assert graphs.count == 6 and log.text.count("recorded") == 12  # the graphs of the frozen model are dropped
     torch.testing.assert_close(*losses.values(), atol=0, rtol=0)
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=0, rtol=0)
 
@@ -123,7 +157,7 @@ def test_hooks_after_the_recording_turn_graphs_off(kind, log):
     graphs = CudaGraphs(make_step(model), model)
     batches, calls = make_batches("ForMaskedLM", 10)[::2], []
     with emulated_graphs():
-        train(model, graphs, batches)
+        train(model, graphs, batches, accumulation=1)
         assert graphs.count == 1
         if kind == "module":
             model.bert.register_forward_hook(lambda *_: calls.append(1))

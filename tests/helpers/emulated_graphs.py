@@ -25,14 +25,15 @@ class Recording(OperatorMode):
         super().__init__()
         self.operations: list[tuple[Callable, tuple, dict, list[torch.Tensor | None]]] = []
         self.own: set[int] = set()  # memory of the recording
-        self.changed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # other memory, and its values before
+        # Other tensors, and their values before.
+        self.changed: dict[tuple[int, torch.Size], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for tensor in find_changed(func, args, kwargs):
-            memory = locate(tensor)
-            if memory not in self.own and memory not in self.changed:
-                self.changed[memory] = tensor, tensor.detach().clone()
+            place = tensor.data_ptr(), tensor.shape  # gradients share a storage
+            if locate(tensor) not in self.own and place not in self.changed:
+                self.changed[place] = tensor, tensor.detach().clone()
         result = func(*args, **kwargs)
         inputs = set(map(locate, find_tensors((args, kwargs))))
         # A view, or what was written to, needs no copy when it is replayed.
@@ -74,7 +75,7 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
     assert not waits, waits
     torch.set_rng_state(state)
     with torch.no_grad():
-        for tensor, before in recording.changed.values():
+        for tensor, before in reversed(recording.changed.values()):
             tensor.copy_(before)
     return recording.replay, None, result
 
