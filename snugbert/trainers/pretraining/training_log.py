@@ -123,12 +123,14 @@ class TrainingLog:
     def add_outputs(self, outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> None:
         """Adds the losses and correct predictions of a batch. Each loss is the batch's share of the step's loss."""
         with torch.no_grad():
-            labels = inputs["labels"].flatten()
-            is_labeled = labels != IGNORE_INDEX
-            # Only labeled tokens have logits. To select their labels, the host would have to wait for their number.
-            # So each token looks up the prediction of the last labeled token up to it.
-            predicted = F.pad(get_mlm_logits(outputs).argmax(-1), (1, 0))
-            mlm_correct = ((predicted[is_labeled.cumsum(0)] == labels) & is_labeled).sum()
+            mlm_correct = outputs.get("mlm_correct")
+            if mlm_correct is None:
+                labels = inputs["labels"].flatten()
+                is_labeled = labels != IGNORE_INDEX
+                # Only labeled tokens have logits. To select their labels, the host would have to wait for their
+                # number. So each token looks up the prediction of the last labeled token up to it.
+                predicted = F.pad(get_mlm_logits(outputs).argmax(-1), (1, 0))
+                mlm_correct = ((predicted[is_labeled.cumsum(0)] == labels) & is_labeled).sum()
             sums = {"mlm_loss": outputs.get("mlm_loss", outputs["loss"]), "mlm_correct": mlm_correct}
             if "next_sentence_label" in inputs:
                 predicted = outputs["seq_relationship_logits"].argmax(-1)
