@@ -3,8 +3,9 @@
     python benchmarks/step_budget.py
 
 A pretraining step of BERT base in bfloat16 with dropout 0.1, forward, backward, clipping and fused AdamW, on packed
-rows with the lengths of real sentence pairs (SnugBERT, eager and compiled), and on the same pairs padded (stock BERT
-with sdpa). Tensors are fake: they have shapes and no values. So a step at full size takes a second and no memory.
+rows with the lengths of real sentence pairs (SnugBERT, eager, and compiled in CUDA graphs), and on the same pairs
+padded (stock BERT with sdpa). As in Trainer, accelerate converts the outputs to float32. Graphs copy the gradients to
+their places. Tensors are fake: they have shapes and no values. So a step at full size takes a second and no memory.
 
 - Kernels: operators that compute something, and in compiled code the kernels that inductor generates. Some operators
   start more than one kernel on a GPU, for example AdamW and the backward pass of attention.
@@ -33,6 +34,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
+from accelerate.utils import convert_to_fp32
 from functorch.compile import make_boxed_func
 from gpu_batches import PAIR_LENGTHS, draw_lengths, make_pretraining_batches
 from reporting import format_header, format_line
@@ -51,12 +53,13 @@ from transformers import BertConfig, BertForPreTraining, PreTrainedConfig, PreTr
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining, kernels_snugbert, modeling_snugbert
 from snugbert.gpu.compilation import compile_model
+from snugbert.gpu.flat_gradients import FlatGradients
 from snugbert.trainers.pretraining.training_log import count_sequence_tokens
 
 SIDES = ("SnugBERT", "SnugBERT, compiled", "stock BERT, sdpa")
 SIZES = ((256, 128), (32, 128))  # pairs of at most 128 tokens
-# Milliseconds of a step on one H100, without clipping (benchmarks/results/gpu_quick_h100_202611.md). Compiled steps
-# ran in CUDA graphs.
+# Milliseconds of a step on one H100 (benchmarks/results/gpu_quick_h100_202611.md), without clipping and without
+# accelerate, before graphs stopped to zero gradients and to add to them. Compiled steps ran in CUDA graphs.
 MEASURED = {
     ("SnugBERT", 256): 64.0,
     ("SnugBERT", 32): 25.2,
@@ -80,13 +83,15 @@ CLASSES = (
     "vocabulary",  # cross entropy, and whatever else has the size of the logits
     "embeddings",  # and indexing
     "other",
+    "outputs to float32",
+    "gradients of graphs",
     "clipping",
     "AdamW",
 )
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 EMBEDDINGS = {"embedding", "embedding_dense_backward", "index_select", "index_add", "gather", "sort", "searchsorted"}
 LOOKUPS = {"embedding", "index_select", "gather"}  # read no more of their first tensor than they return
-OVERWRITES = {"copy_", "fill_", "zero_"}  # do not read what they change
+OVERWRITES = {"copy_", "_foreach_copy_", "fill_", "zero_"}  # do not read what they change
 CREATIONS = {"new_zeros", "new_full", "zeros_like", "ones_like", "full_like"}  # read no values
 # Start no kernel. The guards of compiled code read floats with torch 2.11. Reading a value of the model is an error.
 FREE = {
@@ -391,22 +396,29 @@ def count_step(side: str, batches: dict[str, Batch]) -> Budget:
             for name, value in batch.items()
         }
         if not is_stock:
-            fake["detach_logits"] = True  # as in PretrainingTrainer
+            fake["count_correct"] = True  # as in PretrainingTrainer
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
         counter = Counter(model)
+        gradients = FlatGradients(model.parameters())
 
         def step() -> None:
             counter.phase = None
             with torch.autocast("cpu", torch.bfloat16):
-                loss = model(**fake).loss
+                outputs = model(**fake)
+            counter.phase = "outputs to float32"
+            loss = convert_to_fp32(outputs).loss
+            counter.phase = None
             loss.backward()
+            if side.endswith("compiled"):
+                counter.phase = "gradients of graphs"
+                gradients.attach(model.parameters())
             counter.phase = "clipping"
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
             counter.phase = "AdamW"
             optimizer.step()
             optimizer.zero_grad()
 
-        step()  # compiles, and makes the optimizer's state
+        step()  # compiles, and allocates gradients and the optimizer's state
         compiler.counter = counter
         with counter:
             step()

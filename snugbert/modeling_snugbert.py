@@ -365,14 +365,17 @@ class SnugBertAttention(nn.Module):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         query_indices: torch.Tensor | None = None,
+        low_states: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Applies attention to all tokens, or to `query_indices` (Q,) only. Also returns the attention weights.
 
+        `low_states` are the hidden states in the dtype of autocast, if they are known.
+
         *Shape:* (1, T, H) -> (1, T or Q, H). As in stock BERT, (B, L, H) -> (B, L, H)
         """
         residual = hidden_states if query_indices is None else hidden_states.index_select(1, query_indices)
-        inputs = to_autocast_dtype(hidden_states)
+        inputs = to_autocast_dtype(hidden_states) if low_states is None else low_states
         needs_all = kwargs.get("distances") is not None  # scores of relative positions need all queries of a sequence
         query_states = None if query_indices is None or needs_all else to_autocast_dtype(residual)
         context, weights = self.self(inputs, attention_mask, query_states, **kwargs)
@@ -412,12 +415,16 @@ class SnugBertLayer(GradientCheckpointingLayer):
         *args,
         query_indices: torch.Tensor | None = None,
         layout: SnugBertBatch | None = None,
+        low_states: torch.Tensor | None = None,
+        returns_low_states: bool = False,
         **kwargs,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Computes the output of all tokens, or of `query_indices` (Q,) only.
 
         `attention_mask` is used as in stock BERT if no further arguments are passed. `args` are ignored. They come
-        from wrappers that pass the arguments of stock BERT's layers.
+        from wrappers that pass the arguments of stock BERT's layers. `low_states` are the hidden states in the dtype
+        of autocast. With `returns_low_states`, the output also has that dtype, as a second tensor: in a compiled
+        layer, the kernel of LayerNorm writes both.
 
         *Shape:* (1, T, H) -> (1, T or Q, H). With a `layout`, or as in stock BERT, (B, L, H) -> (B, L, H), all tokens
         """
@@ -425,13 +432,15 @@ class SnugBertLayer(GradientCheckpointingLayer):
             layout, kwargs = None, {}  # another attention gets the arguments of stock BERT
         if layout is not None:
             hidden_states = layout.gather(hidden_states)
-        options = {"query_indices": query_indices, "distances": distances, **kwargs}
+        options = {"query_indices": query_indices, "distances": distances, "low_states": low_states, **kwargs}
         hidden_states, _ = self.attention(hidden_states, attention_mask, **options)
         if self.chunk_size_feed_forward:  # saves memory
             parts = hidden_states.split(self.chunk_size_feed_forward, dim=1)
             hidden_states = torch.cat([self.feed_forward_chunk(part) for part in parts], dim=1)
         else:
             hidden_states = self.feed_forward_chunk(hidden_states)
+        if returns_low_states:
+            return hidden_states, to_autocast_dtype(hidden_states)
         return hidden_states if layout is None else layout.scatter(hidden_states)
 
     def feed_forward_chunk(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -525,13 +534,21 @@ class SnugBertEncoder(nn.Module):
             else:
                 _, length = arguments.get("padded_shape", batch.shape)
             distances, kwargs["rows"] = self.embed_distances(length)
+        low_states = hidden_states
+        is_checkpointed = any(getattr(layer, "gradient_checkpointing", False) for layer in self.layer)
+        if batch is not None and attention_mask is None and kwargs.get("layout") is None and not is_checkpointed:
+            low_states = to_autocast_dtype(hidden_states)
         for number, layer in enumerate(self.layer, start=1):
             if query_indices is not None and number == len(self.layer):
                 kwargs["query_indices"] = query_indices
                 if distances is None and batch is not None:
                     arguments = attention_arguments(self.config, batch, query_indices)
-            # By position, because gradient checkpointing may ignore gradients of keyword arguments.
-            hidden_states = layer(hidden_states, attention_mask, distances, **arguments, **kwargs)
+            if low_states is not hidden_states:
+                low = {"low_states": low_states, "returns_low_states": True}
+                hidden_states, low_states = layer(hidden_states, None, distances, **arguments, **kwargs, **low)
+            else:
+                # By position, because gradient checkpointing may ignore gradients of keyword arguments.
+                low_states = hidden_states = layer(hidden_states, attention_mask, distances, **arguments, **kwargs)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
 
