@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert import kernels_snugbert
 from snugbert.errors import InputError
 from snugbert.gpu import cuda_graphs
 from snugbert.modeling_snugbert import SnugBertEmbeddings, SnugBertLayer, SnugBertPreTrainingHeads
+from snugbert.trainers.run.processes import wait_for_all
 
 # A fine-tuning run with at least this many forward and backward passes compiles by default. On an H100, compiling
 # took 21 s without a cache and 6 s with a cache. In CUDA graphs, it saved 0.6 to 1.0 ms in each pass of 32 examples of
@@ -124,7 +124,11 @@ class Compilation(TrainerCallback):
 
 
 class RunGraphs:
-    """The CUDA graphs of a run's training steps and evaluation batches, see [`CudaGraphs`]."""
+    """The CUDA graphs of a run's training steps and evaluation batches, see [`CudaGraphs`].
+
+    With several processes, a run with graphs needs no DDP: one all-reduce after the last batch of a step averages the
+    gradients, see [`FlatGradients`]. It is not part of a graph, because the processes have rows of different sizes.
+    """
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
@@ -135,6 +139,11 @@ class RunGraphs:
         self._uses_graphs: bool | None = None  # None: not decided
         self._training: cuda_graphs.CudaGraphs | None = None
         self._evaluation: cuda_graphs.CudaGraphs | None = None
+
+    @property
+    def replaces_ddp(self) -> bool:
+        """Whether several processes average their gradients without DDP."""
+        return self.trainer.args.world_size > 1 and self.are_used()
 
     def are_used(self) -> bool:
         """Whether training and evaluation use CUDA graphs. Decided once in each run, with a log line."""
@@ -167,7 +176,24 @@ class RunGraphs:
                 return step(model, batch, batch.pop(NUM_ITEMS))
 
             self._training = cuda_graphs.CudaGraphs(run, trainer.model)
+            if self.replaces_ddp:
+                return self._run_in_turn(batch)
         return self._training(batch)
+
+    def _run_in_turn(self, batch: dict[str, Any]) -> Any:
+        """Runs the first batch. One process of each machine compiles, then the others find its code in the cache."""
+        is_first = self.trainer.args.local_process_index == 0
+        if not is_first:
+            wait_for_all()
+        result = self._training(batch)
+        if is_first:
+            wait_for_all()
+        return result
+
+    def average_gradients(self, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Averages gradients and `numbers` over the processes, see [`FlatGradients.average`]."""
+        assert self._training is not None
+        return self._training.gradients.average(numbers)
 
     def for_evaluation(self, model: Any) -> Any:
         """Returns `model` for evaluation, or a function that runs it with CUDA graphs."""
@@ -180,15 +206,20 @@ class RunGraphs:
         return lambda **inputs: graphs(inputs)
 
     def _find_reason_against(self) -> str | None:
+        # The answer must be the same in all processes.
         trainer, args = self.trainer, self.trainer.args
         if not cuda_graphs.are_on_gpu([torch.empty(0, device=args.device)]):
             return "they need a CUDA GPU"
-        if trainer.accelerator.distributed_type != DistributedType.NO or args.n_gpu > 1:
-            # Not tested. All gradients would be ready at once, so sending them could not overlap with computing.
-            return "several GPUs share the work"
+        if args.n_gpu > 1:
+            return "one process uses several GPUs"
+        if args.world_size > 1 and trainer.model_init is not None:
+            return "model_init replaces the model"
         if trainer.accelerator.scaler is not None:
             return "float16 scales the loss (--bf16 does not)"
-        if any(getattr(module, "gradient_checkpointing", False) for module in trainer.model.modules()):
+        wants = (
+            getattr(args, f"{kind}_checkpointing", False) for kind in ("activation", "gradient")
+        )  # the second: 5.17
+        if any(wants) or any(getattr(module, "gradient_checkpointing", False) for module in trainer.model.modules()):
             return "gradient checkpointing reads the random state, which a graph cannot do"
         if args.torch_empty_cache_steps is not None:
             return "--torch_empty_cache_steps frees memory within a step"

@@ -14,8 +14,7 @@ from signal import Signals
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from accelerate.utils import TorchDynamoPlugin
+from accelerate.utils import AutocastKwargs, TorchDynamoPlugin
 from torch._dynamo.exc import TorchDynamoException
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -39,7 +38,7 @@ from snugbert.storage.urls import hide_credentials, is_url
 from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints
 from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
-from snugbert.trainers.run.processes import move_hub_token, wait_for_all
+from snugbert.trainers.run.processes import move_hub_token, send_weights, wait_for_all
 from snugbert.trainers.run.run_settings import (
     BEST_MODEL_SETTINGS,
     RunSettings,
@@ -108,7 +107,8 @@ class RunTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Extends Trainer's method, the first that its constructor calls: checks `output_dir`, and sets up the device.
 
-        Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy.
+        Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy. Autocast does
+        not cache weights, because a CUDA graph would keep reading cached copies after they were freed.
         """
         if is_url(self.args.output_dir or ""):  # Trainer would make a local folder `s3:`
             place = hide_credentials(self.args.output_dir or "")
@@ -117,6 +117,7 @@ class RunTrainer(Trainer):
         apply_tf32(self.args)
         if self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
+        self.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
         if self.args.torch_compile:
             self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")
 
@@ -135,6 +136,11 @@ class RunTrainer(Trainer):
         self.checks_output_dir = False  # from now on, the folder contains this run
         self._best_step = None
         self.graphs.restart()
+        if self.graphs.replaces_ddp:
+            # accelerate wraps a model in DDP, unless the model is marked as prepared.
+            self.model_wrapped = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+            self.model._is_accelerate_prepared = True
+            send_weights(self.model)
         # These come last: an upload contains what other callbacks wrote, and a signal may cancel what they requested.
         for callback in (self.uploads, self.checkpoint_uploads, self.stop_signal):
             self.pop_callback(callback)
@@ -206,9 +212,12 @@ class RunTrainer(Trainer):
     ) -> torch.Tensor:
         """Extends Trainer's method: with `cuda_graphs`, a CUDA graph runs batches whose size has occurred before."""
         try:
-            if self.graphs.are_used():
-                return self.graphs.train(super().training_step, model, inputs, num_items_in_batch)
-            return super().training_step(model, inputs, num_items_in_batch)
+            if not self.graphs.are_used():
+                return super().training_step(model, inputs, num_items_in_batch)
+            loss = self.graphs.train(super().training_step, model, inputs, num_items_in_batch)
+            if self.graphs.replaces_ddp and self.accelerator.sync_gradients:
+                self.stop_signal.average_gradients(self._tr_loss + loss)
+            return loss
         except TorchDynamoException as error:
             raise InputError(
                 f"torch's compiler failed ({shorten_error(error)}). Run the command again with --torch_compile false."
@@ -338,10 +347,7 @@ class RunTrainer(Trainer):
         # With a bucket, only the first machine has the checkpoint, so one process reads the weights and sends them.
         if self.args.process_index == 0:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
-        if self.args.world_size > 1:
-            wait_for_all()
-            for tensor in self.model.state_dict().values():
-                dist.broadcast(tensor, 0)
+        send_weights(self.model)
         self._best_step = step_of(str(self.state.best_model_checkpoint))
 
     # --- the Hub ------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_graphs_write_gradients_without_zeroing_them(accumulation, monkeypatch):
             if name in ("zero_", "add_", "add") and args[0].shape in shapes and args[0].numel() > 1
         ]
         assert len(writes) == 1 and not single
-    assert {name for name in writes} <= {"_foreach_copy_", "_foreach_add_"}
+    assert set(writes) <= {"_foreach_copy_", "_foreach_add_"}
 
 
 @pytest.mark.slow
@@ -165,6 +165,18 @@ def test_hooks_after_the_recording_turn_graphs_off(kind, log):
             model.bert.embeddings.word_embeddings.weight.register_hook(lambda _: calls.append(1))
         train(model, graphs, batches)
     assert len(calls) == 5 and log.messages[-1].startswith("CUDA graphs: off, because the model has hooks")
+
+
+def test_without_a_gain_no_graph_takes_memory(log):
+    """The GPU takes longer than the host, so it is busy anyway."""
+    model = ours_and_stock("ForMaskedLM")[0].train()
+    graphs = CudaGraphs(make_step(model), model)
+    with emulated.emulated_graphs(gpu_seconds=2.0):
+        train(model, graphs, make_batches("ForMaskedLM", 12))
+    assert graphs.count == 0 and log.messages == [
+        "CUDA graphs: not for large batches, because the GPU is the limit (the GPU takes 2000.0 ms for a batch, and "
+        "the host 1000.0 ms)."
+    ]
 
 
 def test_threads_get_their_own_results():

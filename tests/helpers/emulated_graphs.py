@@ -81,8 +81,11 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
 
 
 @contextmanager
-def emulated_graphs(attention: str = "flash") -> Iterator[None]:
-    """Makes [`cuda_graphs`] and the model do on a CPU what they do on a GPU."""
+def emulated_graphs(attention: str = "flash", gpu_seconds: float = 1.0) -> Iterator[None]:
+    """Makes [`cuda_graphs`] and the model do on a CPU what they do on a GPU.
+
+    The host takes a second for each batch, and the GPU `gpu_seconds`.
+    """
 
     @contextmanager
     def note_waits(places: list[str]) -> Iterator[None]:
@@ -90,9 +93,15 @@ def emulated_graphs(attention: str = "flash") -> Iterator[None]:
             yield
         places += waits
 
+    @contextmanager
+    def compare_clocks(seconds: list[float]) -> Iterator[None]:
+        yield
+        seconds += [1.0, gpu_seconds]
+
     with acting_as_gpu(attention), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_graphs, "are_on_gpu", lambda tensors: True)
         patch.setattr(cuda_graphs, "on_side_stream", nullcontext)
         patch.setattr(cuda_graphs, "note_waits", note_waits)
+        patch.setattr(cuda_graphs, "compare_clocks", compare_clocks)
         patch.setattr(cuda_graphs, "record", record)
         yield

@@ -1,13 +1,20 @@
-"""One process and two under DDP train the same model and resume each other's checkpoints."""
+"""One process and several train the same model and resume each other's checkpoints, under DDP and with CUDA graphs."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import forked
 import pytest
 import torch
+import torch.distributed as dist
+from emulated_graphs import emulated_graphs
 from safetensors.torch import load_file
 from synthetic import RandomExamples, make_teacher, make_trainer, without_times
+
+from snugbert.gpu import cuda_graphs
+from snugbert.gpu.flat_gradients import FlatGradients
 
 pytestmark = pytest.mark.slow
 
@@ -15,14 +22,33 @@ STEPS = 4
 
 
 def train(runs: list[dict]) -> None:
-    """Trains several runs. A run has a `folder`, a checkpoint to `resume` from, and arguments for `make_trainer`."""
+    """Trains several runs. A run has a `folder`, a checkpoint to `resume` from, and arguments for `make_trainer`.
+
+    - `distilled`: there is a teacher.
+    - `frozen`: the first layer is not trained.
+    - `graphs`: CUDA graphs are emulated, and there is no DDP. If it is "unequal", the second process runs eagerly.
+    """
     for run in runs:
         folder, resume = Path(run.pop("folder")), run.pop("resume", None)
         if run.pop("distilled", False):
             run["teacher"] = make_teacher()
+        frozen, graphs = run.pop("frozen", False), run.pop("graphs", None)
+        if graphs:
+            run |= {"cuda_graphs": True, "pad_to_multiple_of": 256}
         trainer = make_trainer(folder, max_steps=STEPS, save_steps=2, per_device_eval_batch_size=2, **run)
         trainer.eval_dataset = RandomExamples(7)  # an odd number
-        trainer.train(resume_from_checkpoint=resume)
+        if frozen:
+            trainer.model.bert.encoder.layer[0].requires_grad_(False)
+        rank = trainer.args.process_index
+        if graphs and rank:  # as a head with random weights of its own
+            torch.nn.init.ones_(trainer.model.bert.pooler.dense.weight)
+        is_eager = graphs == "unequal" and rank == 1
+        with emulated_graphs(gpu_seconds=2.0 if is_eager else 1.0) if graphs else nullcontext():
+            with patch.object(cuda_graphs.logger, "info") as log_line:
+                trainer.train(resume_from_checkpoint=resume)
+        if graphs:
+            recorded = sum(call.args[0].startswith("CUDA graph %d: recorded") for call in log_line.mock_calls)
+            assert trainer.model_wrapped is trainer.model and (recorded == 0) == is_eager
         log = [line for line in trainer.state.log_history if "loss" in line]
         log.append(trainer.evaluate())
         trainer.save_model()
@@ -92,3 +118,56 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     assert_same_run(tmp_path / "ddp-bf16", tmp_path / "one-bf16", bf16=True)
     files = {path.name for path in (tmp_path / "one").iterdir()}
     assert {path.name for path in (tmp_path / "ddp").iterdir()} == files
+
+
+def test_processes_with_graphs_agree_without_ddp(tmp_path):
+    """Two and three processes, with accumulation, Muon, a frozen layer, steps without pairs, and one eager process.
+
+    The processes start with different weights. They resume a checkpoint of one process, and one resumes theirs.
+    """
+    two = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "graphs": "unequal"}
+    small = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "graphs": "equal"}
+    frozen = {"frozen": True, "optim": "muon", "steps_without_pairs": 2}
+    three = {"per_device_train_batch_size": 12, "optim": "muon"}
+    one = {"one": {}, "one-frozen": frozen, "one-three": three}
+    train([{"folder": tmp_path / name} | run for name, run in one.items()])
+    runs = [
+        {"folder": tmp_path / "two"} | two,
+        {"folder": tmp_path / "one-two", "resume": tmp_path / "one/checkpoint-2"} | two,
+        {"folder": tmp_path / "two-frozen"} | small | frozen,
+    ]
+    process = forked.run(train, runs, processes=2)
+    assert process.returncode == 0, process.stderr
+    run = {"folder": tmp_path / "three", "optim": "muon", **two}
+    process = forked.run(train, [run], processes=3)
+    assert process.returncode == 0, process.stderr
+    train([{"folder": tmp_path / "two-one", "resume": tmp_path / "two/checkpoint-2"}])
+    assert_same_run(tmp_path / "two", tmp_path / "one")
+    assert_same_run(tmp_path / "one-two", tmp_path / "one")
+    assert_same_run(tmp_path / "two-one", tmp_path / "one", processes=1)
+    assert_same_run(tmp_path / "two-frozen", tmp_path / "one-frozen")
+    assert_same_run(tmp_path / "three", tmp_path / "one-three", processes=3)
+
+
+def average_in_three_processes() -> None:
+    """The second process has no gradient for the bias. None has one for the last weight."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    weights = [torch.nn.Parameter(torch.zeros(size)) for size in (100, 3, 5)]
+    weights.append(torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)))
+    for is_missing in (False, True):
+        gradients = FlatGradients(weights)
+        for weight in (weights[0], weights[1], weights[3]):
+            weight.grad = torch.full_like(weight, rank)
+        if is_missing and rank == 1:
+            weights[1].grad = None
+        numbers, differ = gradients.average(torch.tensor([3.0 * rank, float(rank == 2)]))
+        torch.testing.assert_close(numbers, torch.tensor([3, 1 / 3]))
+        assert weights[2].grad is None and differ == is_missing
+        for weight in (weights[0], weights[3]):
+            torch.testing.assert_close(weight.grad, torch.ones_like(weight))
+
+
+def test_gradients_that_only_some_processes_have_are_noticed():
+    process = forked.run(average_in_three_processes, processes=3)
+    assert process.returncode == 0, process.stderr

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import yaml
 from torch import nn
 from transformers import TrainingArguments
@@ -62,8 +63,9 @@ class BatchedMuon(torch.optim.Muon):
     """Muon that updates matrices of one shape together. It has the arguments and the state of `torch.optim.Muon`.
 
     On a GPU, torch's Muon launches some 20 small kernels per matrix. Tall matrices are not transposed to join wide
-    matrices: BERT-base has 12 of each, and 7 fill a batch. `dtype` is the dtype of the orthogonalization. torch's is
-    bfloat16, which takes more than 20 times as long as float32 on CPUs without instructions for it.
+    matrices: BERT-base has 12 of each, and 7 fill a batch. Several processes divide the matrices among themselves.
+    `dtype` is the dtype of the orthogonalization. torch's is bfloat16, which takes more than 20 times as long as
+    float32 on CPUs without instructions for it.
     """
 
     def __init__(self, matrices: list[nn.Parameter], dtype: torch.dtype, **options: Any):
@@ -80,22 +82,30 @@ class BatchedMuon(torch.optim.Muon):
                     shapes.setdefault(parameter.shape, []).append(parameter)
             for shape, parameters in shapes.items():
                 length = CPU_MATRICES if has_own_kernels(parameters[0]) else max(1, GPU_NUMBERS // shape.numel())
+                length *= dist.get_world_size() if dist.is_initialized() else 1
                 for start in range(0, len(parameters), length):
                     self._update(parameters[start : start + length], group)
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
-        """Updates parameters of one shape."""
+        """Updates parameters of one shape. Each process orthogonalizes its share, and all get the same updates."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if not self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(gradient)
         buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-        updates = torch.stack(buffers)
+        processes, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+        number = -(-len(parameters) // processes)
+        share = [index % len(parameters) for index in range(rank * number, (rank + 1) * number)]
+        updates = torch.stack([buffers[index] for index in share])
         if group["nesterov"]:
-            updates = torch.stack(gradients).lerp_(updates, group["momentum"])
+            updates = torch.stack([gradients[index] for index in share]).lerp_(updates, group["momentum"])
         whole = updates.to(self.dtype)
-        whole = orthogonalize(whole, group["ns_coefficients"], group["ns_steps"], group["eps"]).to(updates.dtype)
+        whole = orthogonalize(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        if processes > 1:
+            whole, own = whole.new_empty(processes * number, *whole.shape[1:]), whole
+            dist.all_gather_into_tensor(whole, own)
+        whole = whole[: len(parameters)].to(updates.dtype)
         rows, columns = parameters[0].shape
         if group["adjust_lr_fn"] == "match_rms_adamw":
             scale = 0.2 * math.sqrt(max(rows, columns))  # Liu et al. (2025), section 2.2

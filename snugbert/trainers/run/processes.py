@@ -86,6 +86,14 @@ def wait_for_all() -> None:
         PartialState().wait_for_everyone()
 
 
+def send_weights(model: Any) -> None:
+    """Gives all processes the weights and buffers of the first process. Every process must call this."""
+    wait_for_all()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, 0)
+
+
 @contextmanager
 def raise_together() -> Iterator[None]:
     """If one process raises an InputError in the block, all processes raise it. Every process must enter the block.

@@ -4,6 +4,7 @@ With transformers' own `enable_jit_checkpoint`, each process waits for its own t
 """
 
 import logging
+import math
 import signal
 import threading
 import time
@@ -59,6 +60,7 @@ class StopSignal(TrainerCallback):
         self._received = 0  # the signal that this process received
         # Of the last step, if the host has not read it: step, numbers on the CPU, and when they have arrived there.
         self._report: tuple[int, torch.Tensor, torch.Event | None] | None = None
+        self._status: torch.Tensor | None = None  # of this step, if the processes have shared it
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -92,6 +94,16 @@ class StopSignal(TrainerCallback):
 
     # --- a step -------------------------------------------------------------------------------------------------
 
+    def average_gradients(self, loss: torch.Tensor) -> None:
+        """Averages the gradients without DDP. The same all-reduce collects what [`check_step`] reports."""
+        numbers, differ = self.trainer.graphs.average_gradients(self._describe(loss))
+        self._status = torch.cat([numbers, differ[None]])
+
+    def _describe(self, loss: torch.Tensor) -> torch.Tensor:
+        """Returns whether the loss is not finite, and for each signal whether it was received. *Shape:* (3,)"""
+        received = [torch.full_like(loss, self._received == number) for number in STOP_SIGNALS]
+        return torch.stack([(~torch.isfinite(loss)).to(loss.dtype), *received])
+
     def check_step(self, grad_norm: torch.Tensor) -> None:
         """Reports whether the step diverged in any process, and whether any process received a signal.
 
@@ -101,12 +113,14 @@ class StopSignal(TrainerCallback):
         self.read_report()
         trainer = self.trainer
         loss = trainer._tr_loss  # summed since the last log line; finite before this step
+        status, self._status = self._status, None
+        if status is None:
+            status = torch.cat([self._describe(loss), torch.zeros_like(loss)[None]])
+            if trainer.args.world_size > 1:
+                dist.all_reduce(status)
         # The scaler skips steps with infinite gradients.
         norm = grad_norm if trainer.accelerator.scaler is None else torch.zeros_like(loss)
-        status = torch.stack([(~torch.isfinite(loss + norm)).float(), torch.full_like(loss, self._received)])
-        if trainer.args.world_size > 1:
-            dist.all_reduce(status, dist.ReduceOp.MAX)
-        values, arrival = torch.stack([*status, loss, norm]), None
+        values, arrival = torch.cat([status, torch.stack([loss, norm])]), None
         if loss.device.type != "cpu":
             values = values.to("cpu", non_blocking=True)  # into pinned memory
             arrival = torch.Event(loss.device)
@@ -122,13 +136,18 @@ class StopSignal(TrainerCallback):
         (step, values, arrival), self._report = self._report, None
         if arrival is not None:
             arrival.synchronize()
-        diverged, received, loss, norm = values.tolist()
-        if diverged:
+        diverged, *received, differ, loss, norm = values.tolist()
+        if differ:
+            raise InputError(
+                f"In step {step}, the processes have gradients of different weights. Run again with --cuda_graphs "
+                "false and --ddp_find_unused_parameters true."
+            )
+        if diverged or not math.isfinite(norm):
             last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self._saved_step}. " if self._saved_step else ""
             what = f"The loss or the gradient norm is not finite in step {step} (in this process: {loss} and {norm})."
             raise DivergedError(f"{what} {last}{REMEDY}")
-        if received and not self.interrupted:  # on a GPU, the report of the next step contains the signal, too
-            self.interrupted = signal.Signals(int(received))
+        if any(received) and not self.interrupted:  # on a GPU, the report of the next step contains the signal, too
+            self.interrupted = next(number for number, share in zip(STOP_SIGNALS, received, strict=True) if share)
             logger.warning("%s: stopping after this step.", self.interrupted.name)
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:

@@ -4,11 +4,13 @@ import json
 import math
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import forked
 import pytest
 import torch
+from emulated_graphs import emulated_graphs
 from finetuning_examples import HEADS, arguments, make_tokenizer, new_trainer, prepare_counting
 from parity import CONFIG
 from safetensors.torch import load_file
@@ -151,12 +153,15 @@ def test_the_best_model_may_be_found_in_the_stop(step, settings, tmp_path, monke
     assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
 
 
-def stop_in_the_second_process(folder: Path) -> None:
+def stop_in_the_second_process(folder: Path, graphs: bool) -> None:
     """A straight run, and two that stop at an evaluation and continue. The second stops as on a GPU."""
     settings = {"per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 3}
-    train(folder / "straight", **settings)
+    if graphs:
+        settings |= {"cuda_graphs": True, "pad_to_multiple_of": 64}
+    with emulated_graphs() if graphs else nullcontext():
+        train(folder / "straight", **settings)
     for name, received in (("at once", 3), ("late", 2)):
-        with pytest.MonkeyPatch.context() as patch:
+        with emulated_graphs() if graphs else nullcontext(), pytest.MonkeyPatch.context() as patch:
             if name == "late":
                 report_late(patch)
             if os.environ["RANK"] == "1":
@@ -168,8 +173,9 @@ def stop_in_the_second_process(folder: Path) -> None:
 
 # Not with the lowest versions: accelerate 1.10 cannot load an optimizer in several processes on CPUs.
 @pytest.mark.slow
-def test_two_processes_stop_after_the_same_step(tmp_path):
-    process = forked.run(stop_in_the_second_process, tmp_path, processes=2)
+@pytest.mark.parametrize("graphs", [False, True], ids=["DDP", "graphs"])
+def test_two_processes_stop_after_the_same_step(graphs, tmp_path):
+    process = forked.run(stop_in_the_second_process, tmp_path, graphs, processes=2)
     assert process.returncode == 0, process.stderr
     assert process.stderr.count("stopped after step 3 of 6") == 4  # two processes, twice
     straight = tmp_path / "straight"
