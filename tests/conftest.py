@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 os.environ["HF_HUB_OFFLINE"] = "1"
 _CACHE = tempfile.TemporaryDirectory()
 os.environ["HF_HOME"] = _CACHE.name
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/snugbert-tests-compiled")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 # Messages name flags, as in commands. Tests of Python's names delete this variable.
 os.environ["SNUGBERT_COMMAND"] = "test"

@@ -29,7 +29,6 @@ from snugbert.files import explaining_failed_writes, read_json, step_of, write_a
 from snugbert.gpu.compilation import (
     COMPILE_PASSES,
     Compilation,
-    RunGraphs,
     compile_as_requested,
     shorten_error,
 )
@@ -39,6 +38,7 @@ from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints
 from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, send_weights, wait_for_all
+from snugbert.trainers.run.run_graphs import RunGraphs
 from snugbert.trainers.run.run_settings import (
     BEST_MODEL_SETTINGS,
     RunSettings,

@@ -1,12 +1,16 @@
 """Which parts of a model a trainer compiles, when it does so by default, and what it logs."""
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub.constants import HF_HOME
 from synthetic import make_pair, make_trainer, tiny_model
 from torch._dynamo.exc import TorchDynamoException
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 import snugbert
 from snugbert.errors import InputError
@@ -46,6 +50,27 @@ def test_no_mode_uses_the_cuda_graphs_of_torch(monkeypatch):
     for mode in (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
         compile_model(tiny_model(model=snugbert.SnugBertModel), mode=mode)
     assert used[::2] == [None, "default", None, *["max-autotune-no-cudagraphs"] * 2]
+
+
+@pytest.mark.parametrize("chosen", [None, "/tmp"])
+def test_compiled_code_outlives_the_temporary_folder(chosen, monkeypatch):
+    """It is beside the Hugging Face cache, unless the user chose another folder."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    if chosen:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", chosen)
+    compile_model(tiny_model())
+    assert cache_dir() == (chosen or str(Path(HF_HOME) / "snugbert/compiled"))
+
+
+@pytest.mark.parametrize(("wanted", "starts"), [(None, True), (True, True), (False, False)])
+def test_pretraining_starts_the_compiler_before_it_prepares_text(wanted, starts, monkeypatch):
+    started = []
+    monkeypatch.setattr(AsyncCompile, "warm_pool", lambda: started.append(1))
+    args = SimpleNamespace(uses_cuda=True, torch_compile=wanted, local_process_index=0)
+    compilation.start_compiler(args)
+    compilation.start_compiler(SimpleNamespace(**vars(args) | {"uses_cuda": False}))
+    compilation.start_compiler(SimpleNamespace(**vars(args) | {"local_process_index": 1}))
+    assert bool(started) == starts and len(started) <= 1
 
 
 @pytest.mark.parametrize(

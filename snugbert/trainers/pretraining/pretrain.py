@@ -28,6 +28,7 @@ from snugbert.data.languages import choose_language, store_language, stored_in_m
 from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
 from snugbert.families.students import choose_student_layers, hash_model, make_student
+from snugbert.gpu.compilation import start_compiler
 from snugbert.progress import format_duration
 from snugbert.reports.pretrained_card import format_results
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
@@ -93,6 +94,7 @@ def pretrain(
         training_args.do_train, training_args.do_eval, data_args.validation_file = True, False, []
         data_args.parsed_phases = [data_args.parsed_phases[0]._replace(share=1.0)]
     set_up(training_args)
+    start_compiler(training_args)
     _check_arguments(model_args, data_args)
     tokenizer = load_tokenizer(model_args)
     check_ids(tokenizer, str(model_args.tokenizer_source))
