@@ -84,7 +84,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     - torch's compilation trace, which slows compilation and export down, is disabled. torch writes the trace if its
       logger has a handler, and pytest adds a handler to each logger that does not propagate.
     - Plots are drawn but not rendered. Rendering takes a second per plot. See [`pictures`].
+
+    Training is in float32 on every machine, unless a test chooses bfloat16.
     """
+    from snugbert.cli import device_arguments  # after the environment is set, above
+
+    device_arguments.has_bfloat16_units = lambda: False
     Figure.savefig = lambda figure, file, **options: Path(file).touch()
     trace = logging.getLogger("torch.__trace")
     trace.propagate = True

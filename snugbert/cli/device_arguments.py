@@ -42,7 +42,7 @@ class DeviceArguments(ListsArguments, TrainingArguments):
     help_group: ClassVar[str] = "training"
 
     bf16: bool | None = argument(  # type: ignore[assignment]
-        None, "Compute in bfloat16. Weights stay in float32. Default: true on Ampere and newer GPUs."
+        None, "Compute in bfloat16. Weights stay in float32. Default: true if the device is fast at it."
     )
     torch_compile: bool | None = argument(  # type: ignore[assignment]
         None, "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning."
@@ -82,6 +82,8 @@ class DeviceArguments(ListsArguments, TrainingArguments):
         if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"
+        if self.bf16 is None and (self.is_on_cpu or not torch.accelerator.is_available()):
+            self.bf16 = not self.fp16 and has_bfloat16_units()
         self.bf16, self.tf32 = choose_precision(self.bf16, self.fp16, self.tf32, self.uses_cuda)
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = choose_workers(self.uses_cuda)
@@ -120,6 +122,11 @@ class DeviceArguments(ListsArguments, TrainingArguments):
     def precision(self) -> str:
         """The precision of matrix products, one of `PRECISIONS`."""
         return "bfloat16" if self.bf16 else "float16" if self.fp16 else "TF32" if self.tf32 else "float32"
+
+
+def has_bfloat16_units() -> bool:
+    """Whether the CPU multiplies in bfloat16. `mini` then pretrains 1.7 times as fast as in float32, on two cores."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda: bool) -> tuple[bool, bool]:

@@ -1,11 +1,13 @@
 """The precision that fits the device, unless the user chooses one."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import synthetic
 import torch
 
+from snugbert.cli import device_arguments
 from snugbert.cli.device_arguments import DeviceArguments, choose_precision
 from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
@@ -67,10 +69,17 @@ def test_flags_launcher_and_python_choose_the_precision(tmp_path, monkeypatch, a
     assert arguments_class(str(tmp_path), use_cpu=True).precision == "float16"
 
 
-def test_the_cpu_keeps_float32(tmp_path, monkeypatch):
+@pytest.mark.parametrize("has_units", [False, True])
+@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
+def test_a_cpu_with_units_for_bfloat16_uses_them(has_units, arguments_class, tmp_path, monkeypatch):
+    """A copy keeps the choice. `bf16=False` is float32."""
     fake_gpu(monkeypatch, AMPERE)
-    args = PretrainingArguments(str(tmp_path), use_cpu=True)
-    assert args.precision == "float32" and not args.uses_cuda
+    monkeypatch.setattr(device_arguments, "has_bfloat16_units", lambda: has_units)
+    args = arguments_class(str(tmp_path), use_cpu=True)
+    assert args.precision == replace(args).precision == ("bfloat16" if has_units else "float32")
+    assert arguments_class(str(tmp_path), use_cpu=True, bf16=False).precision == "float32"
+    assert arguments_class(str(tmp_path), use_cpu=True, fp16=True).precision == "float16"
+    assert not args.uses_cuda
     args.use_cpu = False
     assert args.uses_cuda
     with monkeypatch.context() as context:
@@ -78,9 +87,8 @@ def test_the_cpu_keeps_float32(tmp_path, monkeypatch):
         assert not args.uses_cuda
     fake_gpu(monkeypatch, CPU)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    for bf16 in (True, False, None):
-        args = FineTuningArguments(str(tmp_path), bf16=bf16)
-        assert args.use_cpu and args.device.type == "cpu" and args.bf16 is bool(bf16)
+    args = arguments_class(str(tmp_path))  # on a machine without a GPU
+    assert args.use_cpu and args.device.type == "cpu" and args.bf16 is has_units
 
 
 @pytest.mark.parametrize(
