@@ -52,16 +52,22 @@ def make_example(length: int, vocabulary: int, rng: np.random.Generator) -> dict
     return {"input_ids": ids.tolist(), "token_type_ids": [0] * (middle + 1) + [1] * (length - middle - 1)}
 
 
-def make_pretraining_batches(
-    lengths: list[int], batch_size: int, vocabulary: int, rng: np.random.Generator
-) -> dict[str, list[Batch]]:
-    """Returns the batches of both sides. Half of the pairs are random."""
+def make_pretraining_examples(
+    lengths: list[int], vocabulary: int, rng: np.random.Generator
+) -> tuple[list[dict[str, Any]], SnugBertDataCollatorForPretraining]:
+    """Returns pairs, half of them random, and the data collator of PretrainingTrainer."""
     examples = [
         make_example(length, vocabulary, rng) | {"next_sentence_label": index % 2, "mask_seed": index}
         for index, length in enumerate(lengths)
     ]
-    tokenizer = SnugBertTokenizer(vocab=make_vocabulary(vocabulary))
-    collate = SnugBertDataCollatorForPretraining(tokenizer)
+    return examples, SnugBertDataCollatorForPretraining(SnugBertTokenizer(vocab=make_vocabulary(vocabulary)))
+
+
+def make_pretraining_batches(
+    lengths: list[int], batch_size: int, vocabulary: int, rng: np.random.Generator
+) -> dict[str, list[Batch]]:
+    """Returns the batches of both sides."""
+    examples, collate = make_pretraining_examples(lengths, vocabulary, rng)
     packed = [collate(examples[start : start + batch_size]) for start in range(0, len(examples), batch_size)]
     return {"ours": packed, "stock": [pad_batch(batch, 0) for batch in packed]}
 

@@ -9,7 +9,7 @@
 Unused time goes to the next piece. Results of a killed piece are kept, and the other pieces still run. A piece that
 crashes continues with its next row in a new process.
 
-The output folder has 8 files: the rows of each piece, `log.txt`, `table.md`, and `compiler-cache.zip`, which contains
+The output folder has 7 files: the rows of each piece, `log.txt`, `table.md`, and `compiler-cache.zip`, which contains
 what torch.compile and Triton compiled, in less than 16 MiB. If the cache is too large, single kernels are dropped
 first. Pass the zip file as --compiler_cache, or put it into build/, and the next call compiles less. Reading the file
 runs code in it, so use only a file that you made. The table and the cache are written after each piece.
@@ -31,9 +31,9 @@ from typing import IO
 
 from gpu_table import format_results
 
-# Seconds of each piece. On an H100 without a cache, they took 60 (three rows were left), 98, 107, 39 and 101 s, which
-# includes 17 to 24 s to start Python. The rest is a margin. Unknowns come first, and correctness comes before speed.
-PLAN = {"products": 80, "correctness": 115, "steps": 125, "profile": 48, "lengths": 115}
+# Seconds of each piece, each with 17 to 24 s to start Python. On an H100 without a cache, correctness took 98 s, steps
+# without rivals 107, and three tasks of lengths 101. The rest is an estimate. Correctness comes before speed.
+PLAN = {"correctness": 95, "steps": 220, "lengths": 75, "processes": 85}
 FINISHING = 10  # seconds for the compiler's cache and the table, all together
 ENDING = 5  # seconds before the end of a piece, after which no row starts
 SHORTEST = 15  # seconds that a new process needs to measure anything
