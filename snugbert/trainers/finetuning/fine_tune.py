@@ -15,7 +15,7 @@ from snugbert.trainers.finetuning.single_run import Start, find_start, fine_tune
 from snugbert.trainers.finetuning.sweep import run_sweep
 from snugbert.trainers.finetuning.sweep_file import DISTILLATION_SETTINGS
 from snugbert.trainers.run.folder import lock_output_dir
-from snugbert.trainers.run.processes import set_up
+from snugbert.trainers.run.processes import keep_freed_memory, set_up
 
 
 def run_fine_tuning(
@@ -32,6 +32,7 @@ def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, arg
 
     With `teacher_name_or_path`, distills. Returns the expected seconds of a dry run, otherwise 0.
     """
+    keep_freed_memory()
     distills = model_args.teacher_name_or_path is not None
     if not distills:
         if task.args.unlabeled_file is not None:

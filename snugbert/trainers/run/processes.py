@@ -1,5 +1,6 @@
 """Sets up each process of a run, waits for the other processes, and shares an error with all of them."""
 
+import ctypes
 import logging
 import os
 import platform
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from huggingface_hub import HfApi
 from huggingface_hub.utils import httpx
@@ -26,6 +28,7 @@ LOST = re.compile(
     r"remote process exited",
     re.IGNORECASE,
 )
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
 # gloo's errors begin with a source file or a rank: "[/src/gloo/transport/tcp/pair.cc:538] ...", "[Rank 0]: ...".
 PLACE = re.compile(r"^\[[^]]*\]:?\s*")
 
@@ -51,6 +54,20 @@ def set_up(training_args: DeviceArguments) -> None:
             hub.whoami()  # otherwise, a wrong token would be noticed only after training
         except (OSError, httpx.HTTPError) as error:
             raise InputError(f"--push_to_hub: cannot log in to {hub.endpoint}: {join_lines(error)}") from error
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep freed memory for the next step. Linux would clear each page again: 8 % of a fine-tuning step.
+
+    Does nothing with a GPU, with another C library, or if the user has set a variable of glibc's `malloc`. Not for
+    pretraining, where batches are larger: there it is 5 % slower.
+    """
+    is_chosen = any(name.startswith("MALLOC_") for name in os.environ)
+    if platform.libc_ver()[0] == "glibc" and not (is_chosen or torch.accelerator.is_available()):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(M_TOP_PAD, 2**26)
 
 
 def use_one_gpu(training_args: DeviceArguments) -> None:

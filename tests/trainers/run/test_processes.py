@@ -2,17 +2,24 @@
 
 import os
 import platform
+import resource
 import signal
 import sys
 from datetime import timedelta
 
 import forked
 import pytest
+import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
 from snugbert.errors import InputError
-from snugbert.trainers.run.processes import explain_lost_process, raise_together, wait_for_all
+from snugbert.trainers.run.processes import (
+    explain_lost_process,
+    keep_freed_memory,
+    raise_together,
+    wait_for_all,
+)
 
 LIMIT = 1.0  # seconds
 
@@ -53,4 +60,21 @@ def fail_on_one_machine() -> None:
 
 def test_an_error_names_its_machine():
     process = forked.run(fail_on_one_machine, processes=2)
+    assert process.returncode == 0, process.stderr
+
+
+def use_memory_twice(keeps: bool) -> None:
+    if keeps:
+        keep_freed_memory()
+    torch.ones(10**7)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(10**7)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    assert (faults < 1000) == keeps, faults  # 10^7 numbers have 9,766 pages
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize("keeps", [True, False])
+def test_freed_memory_is_used_again_without_clearing_it(keeps):
+    process = forked.run(use_memory_twice, keeps)
     assert process.returncode == 0, process.stderr
