@@ -20,7 +20,6 @@ from benchmark_files import BENCHMARKS
 from emulated_graphs import emulated_graphs
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
-from snugbert import SnugBertConfig
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert_cli import main as snugbert_command
 
