@@ -916,20 +916,20 @@ class SnugBertPreTrainingHeads(nn.Module):
 
     def forward(
         self, hidden_states: torch.Tensor, targets: torch.Tensor, detach_logits: bool, count_correct: bool
-    ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicts labeled tokens. A trainer compiles this, so that torch fuses the loss with the head.
 
-        Returns logits, the sum of their cross entropies, and None. With `detach_logits`, the logits have no gradient.
+        Returns logits and the sum of their cross entropies. With `detach_logits`, the logits have no gradient.
         Otherwise, the backward pass of a compiled head allocates a gradient of zeros. With `count_correct`, the number
-        of correct predictions replaces the logits.
+        of correct predictions, (), replaces the logits.
 
-        *Shape:* labeled tokens only, (1, M, H), (M,) -> (M, V), (), ()
+        *Shape:* labeled tokens only, (1, M, H), (M,) -> (M, V), ()
         """
         logits = self.predictions(hidden_states).squeeze(0)
         loss_sum = cross_entropy_sum(logits, targets)
         if count_correct:
-            return None, loss_sum, (logits.detach().argmax(-1) == targets).sum()
-        return logits.detach() if detach_logits else logits, loss_sum, None
+            return (logits.detach().argmax(-1) == targets).sum(), loss_sum
+        return logits.detach() if detach_logits else logits, loss_sum
 
 
 class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
@@ -966,9 +966,7 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         detach_logits: bool = False,
         count_correct: bool = False,
         **kwargs,
-    ) -> tuple[
-        BaseModelOutputWithPooling, torch.Tensor | None, torch.Tensor | None, torch.Tensor | int, torch.Tensor | None
-    ]:
+    ) -> tuple[BaseModelOutputWithPooling, torch.Tensor, torch.Tensor | None, torch.Tensor | int]:
         """Runs the encoder and the masked token head.
 
         In training, or with `sparse_prediction`, the head and the last layer compute labeled tokens only. This skips
@@ -976,8 +974,7 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
 
         Returns:
             The encoder's output; the logits, (M, V) if sparse, else in the caller's layout; the loss summed over
-            labeled tokens, None without labels; the number of labeled tokens; and with `count_correct`, if sparse, the
-            number of correct predictions instead of the logits, else None.
+            labeled tokens, None without labels; and the number of labeled tokens.
         """
         if output_last_hidden_state and (labels is None or is_transformed() or kwargs.get("output_hidden_states")):
             raise ValueError(
@@ -986,14 +983,14 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
         predict = self.cls.predictions  # a replaced `cls` needs this attribute
         if labels is None:
             outputs = self._encode(batch, **kwargs)
-            return outputs, batch.scatter(predict(outputs.last_hidden_state)), None, 0, None
+            return outputs, batch.scatter(predict(outputs.last_hidden_state)), None, 0
         token_labels = batch.gather_labels(labels)[0]
         num_labeled = (token_labels != IGNORE_INDEX).sum()
         if is_transformed():  # vmap cannot select labeled tokens
             outputs = self._encode(batch, **kwargs)
             logits = predict(outputs.last_hidden_state)
             loss = F.cross_entropy(upcast(logits[0]), token_labels.long(), ignore_index=IGNORE_INDEX, reduction="sum")
-            return outputs, batch.scatter(logits), loss, num_labeled, None
+            return outputs, batch.scatter(logits), loss, num_labeled
         token_indices = batch.find_labels(token_labels)
         targets = token_labels.index_select(0, token_indices).long()
         check_range("labels", targets, self.config.vocab_size, "vocab_size", ignored=IGNORE_INDEX)
@@ -1004,11 +1001,10 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
             outputs.hidden_states = (batch.scatter(last_hidden_state),)
             last_hidden_state = last_hidden_state.index_select(1, token_indices) if sparse else last_hidden_state
         if sparse:
-            logits, loss_sum, num_correct = self.cls(last_hidden_state, targets, detach_logits, count_correct)
-            return outputs, logits, loss_sum, num_labeled, num_correct
+            return outputs, *self.cls(last_hidden_state, targets, detach_logits, count_correct), num_labeled
         logits = predict(last_hidden_state)
         loss_sum = cross_entropy_sum(logits.index_select(1, token_indices).squeeze(0), targets)
-        return outputs, batch.scatter(logits), loss_sum, num_labeled, None
+        return outputs, batch.scatter(logits), loss_sum, num_labeled
 
 
 @dataclass
@@ -1023,7 +1019,6 @@ class SnugBertForPreTrainingOutput(ModelOutput):
         attentions: attention weights of each layer, on request. *Shape:* (B, heads, L, L) each
         mlm_loss: masked token loss, detached, for logging. *Shape:* ()
         nsp_loss: next-sentence loss, detached, for logging. *Shape:* ()
-        mlm_correct: with `count_correct`, number of labeled tokens that are predicted correctly. *Shape:* ()
     """
 
     loss: torch.Tensor | None = None
@@ -1033,18 +1028,10 @@ class SnugBertForPreTrainingOutput(ModelOutput):
     attentions: tuple[torch.Tensor, ...] | None = None
     mlm_loss: torch.Tensor | None = None
     nsp_loss: torch.Tensor | None = None
-    mlm_correct: torch.Tensor | None = None
 
     def to_tuple(self) -> tuple:
-        """Returns the same tuple as stock BERT. It omits None and what is for logging."""
-        return tuple(self[name] for name in self.keys() if name not in ("mlm_loss", "nsp_loss", "mlm_correct"))
-
-
-@dataclass
-class SnugBertMaskedLMOutput(MaskedLMOutput):
-    """`MaskedLMOutput` of transformers with `mlm_correct`, see [`SnugBertForPreTrainingOutput`]."""
-
-    mlm_correct: torch.Tensor | None = None
+        """Returns the same tuple as stock BERT. It omits None and the two losses for logging."""
+        return tuple(self[name] for name in self.keys() if name not in ("mlm_loss", "nsp_loss"))
 
 
 class SnugBertForPreTraining(SnugBertMaskedTokenModel):
@@ -1077,8 +1064,8 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
                 `output_last_hidden_state` (needs `labels`): `hidden_states` contains only the last hidden states, of
                 all tokens. This registers no hooks, so compiled graphs do not break. `detach_logits`: sparse logits
-                have no gradient, which saves a compiled model memory. `count_correct`: the output has `mlm_correct`
-                instead of sparse logits.
+                have no gradient, which saves a compiled model memory. `count_correct`: sparse logits are replaced by
+                the number of correct predictions.
             labels: original ids of masked tokens, -100 elsewhere. Labels at padding are ignored with a warning.
                 *Shape:* (B, L)
             next_sentence_label: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)
@@ -1096,9 +1083,7 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
             ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range.
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels)
-        outputs, logits, mlm_sum, num_labeled, num_correct = self._predict_tokens(
-            batch, labels, sparse_prediction, **kwargs
-        )
+        outputs, logits, mlm_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
         nsp_logits = self.cls.seq_relationship(outputs.pooler_output)
 
         mlm_loss = None if mlm_sum is None else _divide_loss(mlm_sum, num_labeled, num_items_in_batch)
@@ -1119,7 +1104,6 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
             attentions=outputs.attentions,
             mlm_loss=None if mlm_loss is None else mlm_loss.detach(),
             nsp_loss=None if nsp_loss is None else nsp_loss.detach(),
-            mlm_correct=num_correct,
         )
 
 
@@ -1144,7 +1128,7 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
         num_items_in_batch: int | torch.Tensor | None = None,
         sparse_prediction: bool | None = None,
         **kwargs,
-    ) -> SnugBertMaskedLMOutput:
+    ) -> MaskedLMOutput:
         r"""Predicts masked tokens.
 
         Args:
@@ -1158,15 +1142,12 @@ class SnugBertForMaskedLM(SnugBertMaskedTokenModel):
             ValueError: as [`SnugBertForPreTraining`].
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels)
-        outputs, logits, loss_sum, num_labeled, num_correct = self._predict_tokens(
-            batch, labels, sparse_prediction, **kwargs
-        )
-        return SnugBertMaskedLMOutput(
+        outputs, logits, loss_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
+        return MaskedLMOutput(
             loss=None if loss_sum is None else _divide_loss(loss_sum, num_labeled, num_items_in_batch),
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
-            mlm_correct=num_correct,
         )
 
 

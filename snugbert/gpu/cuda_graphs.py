@@ -107,7 +107,7 @@ class CudaGraphs:
             return self._function(dict(batch))
         trains = torch.is_grad_enabled()
         # A graph recorded in inference mode would make torch 2.11 refuse later graphs of training.
-        with _lock, torch.inference_mode(False), torch.set_grad_enabled(trains), without_autocast_cache():
+        with _lock, torch.inference_mode(False), torch.set_grad_enabled(trains):
             try:
                 return tree_map_only(torch.Tensor, torch.clone, self._run(batch, tensors))
             except torch.OutOfMemoryError:
@@ -232,17 +232,6 @@ class CudaGraphs:
         logger.info("CUDA graph %d: recorded in %.1f s%s", number, time.perf_counter() - start, last)
         size.graphs[adds] = Graph(replay, result, trained)
         return size.graphs[adds]
-
-
-@contextmanager
-def without_autocast_cache() -> Iterator[None]:
-    """Makes autocast convert weights in each call. A graph would keep reading cached copies after they were freed."""
-    enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(enabled)
 
 
 def find_hooks(modules: list[nn.Module], parameters: list[nn.Parameter]) -> bool:

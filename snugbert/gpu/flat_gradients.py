@@ -11,10 +11,7 @@ ALIGNMENT = 64
 
 
 class FlatGradients:
-    """A place for the gradient of each trainable parameter. It is allocated when it is first used.
-
-    Parameters of one dtype share a tensor. The places change if other parameters are trained.
-    """
+    """A place for the gradient of each trainable parameter, allocated at the first use. All have the same dtype."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]):
         self._parameters = list(parameters)
@@ -22,23 +19,18 @@ class FlatGradients:
 
     def free(self) -> None:
         """Frees the memory, as far as no gradient uses it."""
-        self._views: dict[nn.Parameter, torch.Tensor] = {}
-        self._tensors: list[torch.Tensor] = []
+        self._places: dict[nn.Parameter, torch.Tensor] = {}
+        self._flat = torch.empty(0)
 
     def find_places(self) -> dict[nn.Parameter, torch.Tensor]:
-        """Returns the place of each trainable parameter's gradient."""
+        """Returns the places. They move if other parameters are trained."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-        if self._views.keys() != set(trained):
-            self.free()
-            for dtype in dict.fromkeys(parameter.dtype for parameter in trained):
-                self._allocate([parameter for parameter in trained if parameter.dtype == dtype])
-        return self._views
-
-    def _allocate(self, parameters: list[nn.Parameter]) -> None:
-        sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
-        self._tensors.append(parameters[0].new_zeros(sum(sizes) + ALIGNMENT))  # at the end: numbers of `average`
-        for parameter, part in zip(parameters, self._tensors[-1].split([*sizes, ALIGNMENT]), strict=False):
-            self._views[parameter] = part[: parameter.numel()].view_as(parameter)
+        if self._places.keys() != set(trained):
+            sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in trained]
+            self._flat = trained[0].new_zeros(sum(sizes) + ALIGNMENT)  # at the end: the numbers of `average`
+            parts = zip(trained, self._flat.split([*sizes, ALIGNMENT]), strict=False)
+            self._places = {each: part[: each.numel()].view_as(each) for each, part in parts}
+        return self._places
 
     def attach(self, parameters: Iterable[nn.Parameter]) -> None:
         """Moves the gradients of trainable `parameters` to their places. None becomes zero."""
@@ -59,28 +51,20 @@ class FlatGradients:
 
     @torch.no_grad()
     def average(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Averages all gradients over the processes, and also `numbers`, with one all-reduce for each dtype.
+        """Averages all gradients over the processes, and also `numbers` (K,), with one all-reduce. Returns `numbers`.
 
-        A gradient that is None in all processes stays None.
-
-        Args:
-            numbers: further numbers of this process. *Shape:* (K,)
-
-        Returns:
-            Their averages, and whether the processes have gradients of different numbers of parameters, which would
-            make their weights differ. *Shape:* (K,), ()
+        A gradient that is None counts as zero in the all-reduce, and stays None: a step uses the same weights in all
+        processes.
         """
         places = self.find_places()
-        used = [parameter for parameter in places if parameter.grad is not None]
-        self.attach(used)
-        if unused := [place for parameter, place in places.items() if parameter.grad is None]:
-            torch._foreach_zero_(unused)
-        numbers = torch.cat([numbers, numbers.new_full((1,), len(used))])
-        averages = self._tensors[0][-ALIGNMENT:][: len(numbers)]
+        unused = [parameter for parameter in places if parameter.grad is None]
+        self.attach(places)
+        for parameter in unused:
+            parameter.grad = None
+        averages = self._flat[-ALIGNMENT:][: len(numbers)]
         averages.copy_(numbers)
         uses_gloo = dist.get_backend() == "gloo"  # it has no AVG
-        for tensor in self._tensors:
-            dist.all_reduce(tensor, dist.ReduceOp.SUM if uses_gloo else dist.ReduceOp.AVG)
-            if uses_gloo:
-                tensor.div_(dist.get_world_size())
-        return averages[:-1].clone(), (averages[-1] - len(used)).abs() > 1e-3  # more than rounding
+        dist.all_reduce(self._flat, dist.ReduceOp.SUM if uses_gloo else dist.ReduceOp.AVG)
+        if uses_gloo:
+            self._flat.div_(dist.get_world_size())
+        return averages.clone()

@@ -222,7 +222,8 @@ class Predictor:
         return dict(self.tokenizer.pad(lists, padding_side="right", return_tensors="pt"))
 
     def _forward(self, batch: dict[str, Any]) -> torch.Tensor:
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16):
+        # Cached copies of weights would be freed, but a CUDA graph would keep reading them.
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
             return self.task.output.stack(self.model(**batch)).float()
 
 

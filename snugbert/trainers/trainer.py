@@ -131,6 +131,8 @@ class RunTrainer(Trainer):
     ) -> TrainOutput:
         """Extends Trainer's method: locks the output folder, verifies the checkpoint, and stops on a signal."""
         check_weights(self.model)
+        if torch.is_autocast_enabled(self.args.device.type):
+            raise InputError("Training in torch.autocast would use old copies of the weights. Set bf16=True instead.")
         if self.checks_output_dir and not resume_from_checkpoint:
             resume_from_checkpoint = check_output_dir(self.args)
         self.checks_output_dir = False  # from now on, the folder contains this run

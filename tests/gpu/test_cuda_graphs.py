@@ -213,22 +213,3 @@ def test_without_memory_for_a_recording_the_step_runs_eagerly(log):
         graphs(batches[1])
         assert graphs(batches[2]).equal(model(**batches[2]).pooler_output)
     assert graphs.count == 0 and "too little free memory" in log.messages[-1]
-
-
-def test_autocast_outside_of_the_function_leaves_no_old_weights():
-    """autocast would keep converted weights until its end. The graph is used after that, and after an update."""
-    eager = ours_and_stock("ForSequenceClassification")[0].eval()
-    model = copy.deepcopy(eager)
-    graphs = CudaGraphs(lambda batch: model(**batch).logits, model)
-    batches, results = make_batches("ForSequenceClassification", 10)[::2], []
-    with emulated_graphs(), torch.no_grad():
-        for each, forward in ((eager, lambda batch: eager(**batch).logits), (model, graphs)):
-            with torch.autocast("cpu", torch.bfloat16):
-                results.append([forward(batch) for batch in batches[:4]])
-            for parameter in each.parameters():
-                parameter.mul_(1.1)
-            with torch.autocast("cpu", torch.bfloat16):
-                results[-1].append(forward(batches[4]))
-            results[-1].append(forward(batches[4]))  # without autocast
-    assert graphs.count == 1
-    torch.testing.assert_close(results[1], results[0], atol=5e-3, rtol=0)

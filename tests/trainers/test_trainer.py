@@ -15,6 +15,7 @@ from transformers import Trainer, TrainingArguments
 
 import snugbert
 from snugbert.data.packed_batches import IgnorePadding
+from snugbert.errors import InputError
 from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.trainer import RunTrainer
@@ -35,6 +36,12 @@ def test_a_resumed_run_prints_no_false_warnings_and_files_have_the_umask(tmp_pat
     trainer.train(resume_from_checkpoint=True)
     assert "missing keys" not in caplog.text
     assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 3, 4]
+
+
+def test_training_within_autocast_is_refused(tmp_path):
+    """autocast would keep the copies of weights that it made in the first step."""
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="old copies of the weights"):
+        make_trainer(tmp_path, max_steps=1).train()
 
 
 def test_metrics_are_written_completely_or_not_at_all(tmp_path, monkeypatch):

@@ -123,13 +123,13 @@ class TrainingLog:
     def add_outputs(self, outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> None:
         """Adds the losses and correct predictions of a batch. Each loss is the batch's share of the step's loss."""
         with torch.no_grad():
-            mlm_correct = outputs.get("mlm_correct")
-            if mlm_correct is None:
+            mlm_correct = get_mlm_logits(outputs)
+            if mlm_correct.dim() > 0:  # the logits themselves, of other models and with a teacher
                 labels = inputs["labels"].flatten()
                 is_labeled = labels != IGNORE_INDEX
                 # Only labeled tokens have logits. To select their labels, the host would have to wait for their
                 # number. So each token looks up the prediction of the last labeled token up to it.
-                predicted = F.pad(get_mlm_logits(outputs).argmax(-1), (1, 0))
+                predicted = F.pad(mlm_correct.argmax(-1), (1, 0))
                 mlm_correct = ((predicted[is_labeled.cumsum(0)] == labels) & is_labeled).sum()
             sums = {"mlm_loss": outputs.get("mlm_loss", outputs["loss"]), "mlm_correct": mlm_correct}
             if "next_sentence_label" in inputs:

@@ -83,7 +83,7 @@ class RunGraphs:
             wait_for_all()
         return result
 
-    def average_gradients(self, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def average_gradients(self, numbers: torch.Tensor) -> torch.Tensor:
         """Averages gradients and `numbers` over the processes, see [`FlatGradients.average`]."""
         assert self._training is not None
         return self._training.gradients.average(numbers)
@@ -109,11 +109,12 @@ class RunGraphs:
             return "model_init replaces the model"
         if trainer.accelerator.scaler is not None:
             return "float16 scales the loss (--bf16 does not)"
-        wants = (
-            getattr(args, f"{kind}_checkpointing", False) for kind in ("activation", "gradient")
-        )  # the second: 5.17
-        if any(wants) or any(getattr(module, "gradient_checkpointing", False) for module in trainer.model.modules()):
+        wants_checkpoints = getattr(args, "activation_checkpointing", args.gradient_checkpointing)  # the second: 5.17
+        modules = trainer.model.modules()
+        if wants_checkpoints or any(getattr(module, "gradient_checkpointing", False) for module in modules):
             return "gradient checkpointing reads the random state, which a graph cannot do"
+        if len({parameter.dtype for parameter in trainer.model.parameters() if parameter.requires_grad}) > 1:
+            return "the trained weights have several dtypes"
         if args.torch_empty_cache_steps is not None:
             return "--torch_empty_cache_steps frees memory within a step"
         if args.cuda_graphs is None and (name := self._find_own_code()) is not None:

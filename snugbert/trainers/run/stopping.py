@@ -96,8 +96,7 @@ class StopSignal(TrainerCallback):
 
     def average_gradients(self, loss: torch.Tensor) -> None:
         """Averages the gradients without DDP. The same all-reduce collects what [`check_step`] reports."""
-        numbers, differ = self.trainer.graphs.average_gradients(self._describe(loss))
-        self._status = torch.cat([numbers, differ[None]])
+        self._status = self.trainer.graphs.average_gradients(self._describe(loss))
 
     def _describe(self, loss: torch.Tensor) -> torch.Tensor:
         """Returns whether the loss is not finite, and for each signal whether it was received. *Shape:* (3,)"""
@@ -115,7 +114,7 @@ class StopSignal(TrainerCallback):
         loss = trainer._tr_loss  # summed since the last log line; finite before this step
         status, self._status = self._status, None
         if status is None:
-            status = torch.cat([self._describe(loss), torch.zeros_like(loss)[None]])
+            status = self._describe(loss)
             if trainer.args.world_size > 1:
                 dist.all_reduce(status)
         # The scaler skips steps with infinite gradients.
@@ -136,12 +135,7 @@ class StopSignal(TrainerCallback):
         (step, values, arrival), self._report = self._report, None
         if arrival is not None:
             arrival.synchronize()
-        diverged, *received, differ, loss, norm = values.tolist()
-        if differ:
-            raise InputError(
-                f"In step {step}, the processes have gradients of different weights. Run again with --cuda_graphs "
-                "false and --ddp_find_unused_parameters true."
-            )
+        diverged, *received, loss, norm = values.tolist()
         if diverged or not math.isfinite(norm):
             last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self._saved_step}. " if self._saved_step else ""
             what = f"The loss or the gradient norm is not finite in step {step} (in this process: {loss} and {norm})."
