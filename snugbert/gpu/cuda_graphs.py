@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 # the GPU, the third batch is recorded. Otherwise, more batches are tried, because the second batch may have compiled
 # something, too.
 EAGER_BATCHES = 4
-# A falling share of masked tokens and longer sequences bring new sizes: some 6 at a time. With gradient accumulation,
-# each size has two graphs. Recording takes a tenth of a second.
+# A falling share of masked tokens and longer sequences bring new sizes: some 6 at a time, with gradient accumulation
+# 12. Recording takes a tenth of a second.
 MOST_GRAPHS = 64
 # A size is not recorded if the GPU takes this times as long as the host. Then the GPU is busy without graphs, too. On
 # an H100, graphs of 256 x 128 tokens saved 0.1 of 51.7 ms and took 11 GB.
 GPU_LIMIT = 1.5
-MOST_SIZES = 64  # after this many sizes without a graph, sizes repeat too rarely to record
+MOST_SIZES = 128  # after this many sizes without a graph, sizes repeat too rarely to record
 SHORT_MEMORY = "the GPU has too little free memory (--cuda_graphs false turns graphs off)"
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
 # Graphs of one device may share memory and streams, so only one thread runs a graph at a time.
@@ -42,23 +42,15 @@ _lock = threading.RLock()
 
 
 @dataclass
-class Graph:
-    """A recorded graph."""
-
-    replay: Callable[[], None]  # starts the kernels
-    result: Any  # what the function returned, in tensors that the graph writes
-    trained: list[nn.Parameter]  # parameters whose gradient the graph writes
-
-
-@dataclass
 class Size:
-    """What is known about the batches of one size."""
+    """What is known about the batches of one size. Gradients of earlier batches make another size."""
 
     eager_batches: int = 0  # number of batches that ran eagerly
     is_recorded: bool | None = None  # whether to record it. None: not decided
-    inputs: dict[str, torch.Tensor] = field(default_factory=dict)  # the tensors that the graphs read
-    # True: a graph that adds to the gradients of earlier batches. False: a graph that replaces the gradients.
-    graphs: dict[bool, Graph] = field(default_factory=dict)
+    trained: list[nn.Parameter] = field(default_factory=list)  # parameters whose gradient the graph writes
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)  # the tensors that the graph reads
+    replay: Callable[[], None] | None = None  # starts the graph; None before it is recorded
+    result: Any = None  # what the function returned, in tensors that the graph writes
 
 
 class CudaGraphs:
@@ -69,15 +61,14 @@ class CudaGraphs:
     New graphs are recorded if parameters move, or if `requires_grad` or a dropout probability changes.
 
     The first two batches of a size run eagerly, or up to four if they wait for the GPU. The next batch is recorded.
-    At most 64 graphs (`MOST_GRAPHS`) are recorded, other sizes run eagerly. Results are the same as without graphs: a
-    graph draws the random numbers that the function would draw, and adds to gradients of earlier batches. `gradients`
-    is where graphs write gradients. These tensors stay allocated between steps.
+    At most 64 sizes (`MOST_GRAPHS`) are recorded, and none for which the GPU takes 1.5 times as long as the host
+    (`GPU_LIMIT`). Results are the same as without graphs: a graph draws the random numbers that the function would
+    draw, and adds to gradients of earlier batches. `gradients`, where graphs write gradients, stay allocated.
 
-    A size runs eagerly if the GPU takes at least 1.5 times as long as the host (`GPU_LIMIT`), because a graph gains
-    nothing then. The function always runs eagerly on other devices, if the model has hooks, if the function waits for
-    the GPU (as with padded batches), if a tensor of a batch is on the CPU, if batches have too many sizes, or if the
-    GPU has too little free memory. `reason` and a log line say why. It may call `backward`. A batch is a dictionary of
-    tensors and Python numbers.
+    The function always runs eagerly on other devices, if the model has hooks, if the function waits for the GPU (as
+    with padded batches), if a tensor of a batch is on the CPU, if batches have too many sizes, or if the GPU has too
+    little free memory. `reason` and a log line say why. It may call `backward`. A batch is a dictionary of tensors and
+    Python numbers.
     """
 
     def __init__(self, function: Callable[[dict[str, Any]], Any], model: nn.Module):
@@ -91,12 +82,11 @@ class CudaGraphs:
         self.gradients = FlatGradients(self._parameters)
         self._memory: Any = None  # all graphs share it, because one runs at a time
         self.reason: str | None = None
-        self._logged_limit = False
 
     @property
     def count(self) -> int:
         """Number of graphs."""
-        return sum(len(size.graphs) for size in self._sizes.values())
+        return sum(size.replay is not None for size in self._sizes.values())
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         """Returns the result of the function."""
@@ -130,25 +120,24 @@ class CudaGraphs:
         if find_hooks(self._modules, self._parameters):
             self.turn_off("the model has hooks, which a graph would not call")
             return self._function(dict(batch))
-        size = self._find_size(batch)
         # Only the first batch of a step finds no gradients. Writing gradients is faster than zeroing and adding.
         adds = torch.is_grad_enabled() and any(parameter.grad is not None for parameter in self._parameters)
-        if size.graphs:
+        size = self._find_size(batch, adds)
+        if size.replay is not None:
             torch._foreach_copy_(list(size.inputs.values()), [tensors[name] for name in size.inputs])
-        graph = size.graphs.get(adds)
-        if graph is None and size.is_recorded and self.count < MOST_GRAPHS:
-            graph = self._record(size, batch, tensors, adds)
-        if graph is None:
+        elif size.is_recorded and self.count < MOST_GRAPHS:
+            size.replay = self._record(size, batch, tensors, adds)
+        if size.replay is None:
             return self._run_eagerly(size, batch)
         if adds:
-            self.gradients.attach(graph.trained)
-        graph.replay()
+            self.gradients.attach(size.trained)
+        size.replay()
         places = self.gradients.find_places()
-        for parameter in graph.trained:
+        for parameter in size.trained:
             parameter.grad = places[parameter]
-        return graph.result
+        return size.result
 
-    def _find_size(self, batch: Mapping[str, Any]) -> Size:
+    def _find_size(self, batch: Mapping[str, Any], adds: bool) -> Size:
         trains = torch.is_grad_enabled()
         weights = tuple((parameter.data_ptr(), trains and parameter.requires_grad) for parameter in self._parameters)
         if weights != self._weights:  # graphs of the old weights will hardly be needed again
@@ -160,7 +149,7 @@ class CudaGraphs:
         )
         device = next(value.device.type for value in batch.values() if isinstance(value, torch.Tensor))
         autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        key = values, autocast, tuple(dropout.p for dropout in self._dropouts)
+        key = values, autocast, tuple(dropout.p for dropout in self._dropouts), adds
         size = self._sizes.get(key, Size())
         if len(self._sizes) < MOST_SIZES:
             self._sizes[key] = size
@@ -177,11 +166,10 @@ class CudaGraphs:
                 result = self._function(dict(batch))
         if is_tried and not waits:
             host, gpu = seconds
-            size.is_recorded = gpu < GPU_LIMIT * host
-            if not (size.is_recorded or self._logged_limit):
+            if gpu >= GPU_LIMIT * host and not any(each.is_recorded is False for each in self._sizes.values()):
                 clocks = f"the GPU takes {1e3 * gpu:.1f} ms for a batch, and the host {1e3 * host:.1f} ms"
                 logger.info("CUDA graphs: not for large batches, because the GPU is the limit (%s).", clocks)
-                self._logged_limit = True
+            size.is_recorded = gpu < GPU_LIMIT * host
         if waits and size.eager_batches == EAGER_BATCHES:
             self.turn_off(f"the step waits for the GPU at {waits[0]}")
         elif len(self._sizes) == MOST_SIZES and all(each.is_recorded is None for each in self._sizes.values()):
@@ -190,31 +178,31 @@ class CudaGraphs:
 
     def _record(
         self, size: Size, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], adds: bool
-    ) -> Graph | None:
-        """Records the kernels, which do not run. None: too little memory."""
+    ) -> Callable[[], None] | None:
+        """Records the kernels, which do not run, and returns a function that runs them. None: too little memory."""
         start = time.perf_counter()
-        size.inputs = size.inputs or {name: tensor.clone() for name, tensor in tensors.items()}
+        size.inputs = {name: tensor.clone() for name, tensor in tensors.items()}
         inputs = {**batch, **size.inputs}
         places = self.gradients.find_places() if torch.is_grad_enabled() else {}
         earlier = {parameter: parameter.grad for parameter in places}
-        trained: list[nn.Parameter] = []
 
         def run() -> Any:
-            # Without a gradient to add to, autograd keeps its own tensors. Two kernels copy or add all of them.
+            # Without a gradient to add to, autograd keeps its own tensors. Few kernels copy or add all of them.
             for parameter in places:
                 parameter.grad = None
             result = self._function(inputs)
-            trained[:] = [parameter for parameter in places if parameter.grad is not None]
-            if trained:
+            size.trained = [parameter for parameter in places if parameter.grad is not None]
+            if size.trained:
                 write = torch._foreach_add_ if adds else torch._foreach_copy_
+                targets, sources = zip(*((places[each], each.grad) for each in size.trained), strict=True)
                 with torch.no_grad():
-                    write([places[parameter] for parameter in trained], [parameter.grad for parameter in trained])
-            for parameter in trained:  # frees memory for the next graph
+                    write(targets, sources)
+            for parameter in size.trained:  # frees memory for the next graph
                 parameter.grad = None
             return result
 
         try:
-            replay, self._memory, result = record(run, self._memory)
+            replay, self._memory, size.result = record(run, self._memory)
         except Exception as error:
             cause = error.__context__ or error  # torch ends the recording first, which may fail, too
             if isinstance(cause, torch.OutOfMemoryError):
@@ -230,8 +218,7 @@ class CudaGraphs:
         number = self.count + 1
         last = "" if number < MOST_GRAPHS else ", the last. Other sizes run eagerly."
         logger.info("CUDA graph %d: recorded in %.1f s%s", number, time.perf_counter() - start, last)
-        size.graphs[adds] = Graph(replay, result, trained)
-        return size.graphs[adds]
+        return replay
 
 
 def find_hooks(modules: list[nn.Module], parameters: list[nn.Parameter]) -> bool:

@@ -28,10 +28,10 @@ def test_pretraining(tmp_path, caplog):
 
     The first half of the steps has no pairs.
     """
-    options = {"max_steps": 8, "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4, "dropout": 0.1}
+    options = {"max_steps": 12, "save_steps": 6, "eval_strategy": "steps", "eval_steps": 6, "dropout": 0.1}
     options |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "pad_to_multiple_of": 64}
-    options |= {"per_device_eval_batch_size": 2, "steps_without_pairs": 4}
-    runs = {"eager": (False, None), "graphs": (True, None), "resumed": (True, "graphs/checkpoint-4")}
+    options |= {"per_device_eval_batch_size": 2, "steps_without_pairs": 6}
+    runs = {"eager": (False, None), "graphs": (True, None), "resumed": (True, "graphs/checkpoint-6")}
     logs, counts = {}, {}
     caplog.set_level(logging.INFO, "snugbert")
     with emulated_graphs():
@@ -56,7 +56,7 @@ def test_pretraining(tmp_path, caplog):
 )
 def test_a_compiled_step_in_graphs_equals_an_eager_step(tmp_path, caplog, new_compiler):
     """As on a GPU by default: layers, embeddings and head are compiled, rows filled, and batches accumulated."""
-    options = {"max_steps": 4, "dropout": 0.1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    options = {"max_steps": 8, "dropout": 0.1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager", "cuda_graphs": True}
     caplog.set_level(logging.INFO, "snugbert")
     weights = []
