@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from huggingface_hub.constants import HF_HOME
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from snugbert import kernels_snugbert
-from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertEmbeddings, SnugBertLayer, SnugBertPreTrainingHeads
 
 # A fine-tuning run with at least this many forward and backward passes compiles by default. On an H100, compiling
@@ -91,17 +90,8 @@ def shorten_error(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
 
 
-def compile_as_requested(model: Any, args: TrainingArguments) -> None:
-    """Compiles a model for a run with `--torch_compile`, including evaluation without training."""
-    device = args.device
-    if device.type == "cuda" and args.torch_compile_backend == "inductor":
-        if problem := find_compiler_problem(device):
-            raise InputError(f"--torch_compile: {problem} To train without compiling, add --torch_compile false.")
-    compile_model(model, str(args.torch_compile_backend), args.torch_compile_mode, device)
-
-
 class Compilation(TrainerCallback):
-    """Compiles the model when training starts, if `torch_compile` is set.
+    """Compiles the model when training starts, if `torch_compile` is set. Evaluation without training is not compiled.
 
     By default, a run compiles on a CUDA GPU if the compiler works and the run has at least `passes_to_repay` passes.
     """

@@ -7,8 +7,7 @@ import functools
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -29,7 +28,6 @@ from snugbert.files import explaining_failed_writes, read_json, step_of, write_a
 from snugbert.gpu.compilation import (
     COMPILE_PASSES,
     Compilation,
-    compile_as_requested,
     shorten_error,
 )
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
@@ -79,8 +77,6 @@ class RunTrainer(Trainer):
         except (ValueError, RuntimeError, ImportError) as error:  # such as an argument or a missing reporter
             raise InputError(str(error)) from error
         self.model_config: Any = getattr(self.model, "config", None)
-        if self.args.torch_compile:
-            compile_as_requested(self.model, self.args)
         self.graphs = RunGraphs(self)
         # In training, rows are filled up to a multiple of this number of tokens. 0: rows are not filled.
         self.pad_to_multiple_of = self._choose_multiple(self.train_dataset, self.args.train_batch_size)
@@ -179,6 +175,13 @@ class RunTrainer(Trainer):
     def _begin(self, state: TrainerState) -> None:
         """Called before training, with the `state` of the checkpoint or of a new run."""
 
+    def check_optimizer(self, steps: int) -> None:
+        """Makes the optimizer and the schedule, before the data are read. An invalid option is an [`InputError`]."""
+        try:
+            self.create_optimizer_and_scheduler(steps)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"--optim, --optim_args, --lr_scheduler_kwargs: {error}") from error
+
     def compare_settings(self, checkpoint: str | None) -> None:
         """Collects the settings of this run, and compares them with the settings in the checkpoint."""
         best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
@@ -230,18 +233,6 @@ class RunTrainer(Trainer):
         norm = super()._get_grad_norm(*args, **kwargs)
         self.stop_signal.check_step(norm)
         return norm
-
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Extends Trainer's method: an invalid option raises an [`InputError`]."""
-        with naming_flags(self.args, "optim", "optim_args"):
-            return super().create_optimizer(model)
-
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Extends Trainer's method: an invalid option raises an [`InputError`]."""
-        with naming_flags(self.args, "lr_scheduler_kwargs"):
-            return super().create_scheduler(num_training_steps, optimizer)
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -377,17 +368,3 @@ def check_weights(model: torch.nn.Module) -> None:
                 f"{name} is {dtype}, but 16-bit weights would lose the small steps of training. Call model.float() "
                 "first. To compute in 16 bits, set bf16=True or fp16=True in the arguments."
             )
-
-
-@contextmanager
-def naming_flags(args: Any, *names: str) -> Iterator[None]:
-    """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names their flags."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (TypeError, ValueError, AttributeError, ImportError) as error:
-        given = {name: getattr(args, name) for name in names}
-        flags = [f"--{name} {getattr(value, 'value', value)}" for name, value in given.items() if value]
-        flags = flags or [f"--{names[0]}"]
-        raise InputError(f"{' '.join(flags)}: {error}") from error

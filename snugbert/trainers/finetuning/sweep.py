@@ -321,7 +321,7 @@ class Sweep:
             run = self.plan_run(setting, self.args.seed)
             if setting.keys() - IN_COLUMNS:
                 with tempfile.TemporaryDirectory() as folder:
-                    make_trainer(self.prepared, as_temporary(run.args, folder)).create_optimizer_and_scheduler(1)
+                    make_trainer(self.prepared, as_temporary(run.args, folder)).check_optimizer(1)
                 gc.collect()  # a dry run measures the memory
 
     def run_all(self) -> list[SweepRun]:

@@ -305,7 +305,7 @@ def _check_training(
     args.report_to, args.eval_strategy = training_args.report_to, IntervalStrategy.NO
     steps = args.max_steps if args.max_steps > 0 else 10**9
     trainer = PretrainingTrainer(model=model, args=args, command_settings=initial_weights)
-    trainer.create_optimizer_and_scheduler(steps)
+    trainer.check_optimizer(steps)
     if checkpoint is not None:  # the run compares again, with its data
         trainer.run_settings.compare(checkpoint, collect_training_settings(trainer.args, trainer.model_config, ()))
         if args.max_steps > 0:

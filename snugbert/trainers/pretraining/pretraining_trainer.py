@@ -59,7 +59,7 @@ from snugbert.trainers.pretraining.training_log import TrainingLog, find_peak_fl
 from snugbert.trainers.run.checkpoints import RESUME
 from snugbert.trainers.run.folder import ClearOutputDir
 from snugbert.trainers.run.processes import use_one_gpu
-from snugbert.trainers.trainer import RunTrainer, naming_flags
+from snugbert.trainers.trainer import RunTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -260,20 +260,18 @@ class PretrainingTrainer(RunTrainer):
         self.state.stateful_callbacks |= {RECORD_NAME: self.training_log.state_dict()}  # type: ignore[operator]
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Extends the base class: adds LAMB and Muon."""
+        """Extends Trainer's method: adds LAMB and Muon."""
         if self.optimizer is None and self.args.optim in OPTIMIZERS:
             model = model or self.model
-            with naming_flags(self.args, "optim", "optim_args"):
-                self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
+            self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> torch.optim.lr_scheduler.LRScheduler:
-        """Extends the base class: the decay of `warmup_stable_decay` has a default."""
+        """Extends Trainer's method: the decay of `warmup_stable_decay` has a default."""
         if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
             warmup_steps = self.args.get_warmup_steps(num_training_steps)
-            with naming_flags(self.args, "lr_scheduler_kwargs"):
-                kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
-                self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)  # type: ignore[arg-type]
+            kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
+            self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)  # type: ignore[arg-type]
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 

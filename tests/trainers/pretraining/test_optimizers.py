@@ -193,7 +193,6 @@ def test_muon_equals_its_definition(nesterov, adjust_lr_fn, devices, monkeypatch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optim": "muon", "optim_args": "momentu=0.9"}, "--optim_args momentu=0.9: .*unexpected keyword argument"),
         ({"optim": "lamb"}, r"pip install 'snugbert\[lamb\]'"),
         ({"lr_scheduler_kwargs": {"num_decay_steps": 191}}, r"\(10 \+ 191 steps\) must fit into the run"),
     ],
