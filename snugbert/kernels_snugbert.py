@@ -566,31 +566,6 @@ def _has_flash_attention(device: torch.device) -> bool:
     return torch.backends.cuda.is_flash_attention_available() and _device_capability(device) >= (8, 0)
 
 
-def _attention_in_float64(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_lens_q: torch.Tensor,
-    cu_seq_lens_k: torch.Tensor,
-    scaling: float,
-    dropout: float,
-) -> torch.Tensor:
-    """Masks the tokens of other sequences. Computes Q x T scores, which is fast enough for tests and comparisons."""
-    query_sequences, key_sequences = (
-        torch.searchsorted(starts[1:], torch.arange(len(tokens), device=tokens.device), right=True)
-        for tokens, starts in ((query, cu_seq_lens_q), (key, cu_seq_lens_k))
-    )
-    context = F.scaled_dot_product_attention(
-        query.transpose(0, 1),
-        key.transpose(0, 1),
-        value.transpose(0, 1),
-        attn_mask=query_sequences[:, None] == key_sequences,
-        dropout_p=dropout,
-        scale=scaling,
-    )
-    return context.transpose(0, 1)
-
-
 # torch's shape function of the memory-efficient backward pass lacks a parameter (torch 2.13), so a compiled model runs
 # that kernel through our own operator. As in the rest of this module, tensors are (tokens, heads, D).
 _gpu_operator = partial(torch.library.custom_op, mutates_args=())
@@ -680,16 +655,14 @@ def ragged_attention(
 
     Calls the kernels of `F.scaled_dot_product_attention`: flash attention for 16 bits, on GPUs that have it, and
     memory-efficient attention otherwise. Both accept sequences without tokens, but no queries without keys. No kernel
-    computes in float64, so float64 uses a mask.
+    computes in float64, so attention in float64 is computed in float32.
 
     The arguments are as in [`grouped_attention`], with boundaries in int32. `max_length_q` and `max_length_k` are the
     largest number of queries and of keys in a sequence, or upper bounds.
     """
-    if query.dtype == torch.float64:
-        return _attention_in_float64(query, key, value, cu_seq_lens_q, cu_seq_lens_k, scaling, dropout)
     dtype, head_size = query.dtype, query.shape[-1]
     has_flash = _has_flash_attention(query.device)
-    if dtype == torch.bfloat16 and not has_flash:  # GPUs before Ampere have no kernel for it
+    if dtype == torch.float64 or (dtype == torch.bfloat16 and not has_flash):  # GPUs before Ampere have no kernel
         query, key, value = (tensor.float() for tensor in (query, key, value))
     padding = -head_size % HEAD_SIZE_MULTIPLE
     if padding:  # zeros change no score, and the outputs at zeros are cut

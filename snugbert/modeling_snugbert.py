@@ -416,15 +416,13 @@ class SnugBertLayer(GradientCheckpointingLayer):
         query_indices: torch.Tensor | None = None,
         layout: SnugBertBatch | None = None,
         low_states: torch.Tensor | None = None,
-        returns_low_states: bool = False,
         **kwargs,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Computes the output of all tokens, or of `query_indices` (Q,) only.
 
         `attention_mask` is used as in stock BERT if no further arguments are passed. `args` are ignored. They come
-        from wrappers that pass the arguments of stock BERT's layers. `low_states` are the hidden states in the dtype
-        of autocast. With `returns_low_states`, the output also has that dtype, as a second tensor: in a compiled
-        layer, the kernel of LayerNorm writes both.
+        from wrappers that pass the arguments of stock BERT's layers. With `low_states`, the hidden states in the dtype
+        of autocast, the output is also returned in that dtype: in a compiled layer, one kernel writes both.
 
         *Shape:* (1, T, H) -> (1, T or Q, H). With a `layout`, or as in stock BERT, (B, L, H) -> (B, L, H), all tokens
         """
@@ -439,7 +437,7 @@ class SnugBertLayer(GradientCheckpointingLayer):
             hidden_states = torch.cat([self.feed_forward_chunk(part) for part in parts], dim=1)
         else:
             hidden_states = self.feed_forward_chunk(hidden_states)
-        if returns_low_states:
+        if low_states is not None:
             return hidden_states, to_autocast_dtype(hidden_states)
         return hidden_states if layout is None else layout.scatter(hidden_states)
 
@@ -544,8 +542,8 @@ class SnugBertEncoder(nn.Module):
                 if distances is None and batch is not None:
                     arguments = attention_arguments(self.config, batch, query_indices)
             if low_states is not hidden_states:
-                low = {"low_states": low_states, "returns_low_states": True}
-                hidden_states, low_states = layer(hidden_states, None, distances, **arguments, **kwargs, **low)
+                kwargs["low_states"] = low_states
+                hidden_states, low_states = layer(hidden_states, None, distances, **arguments, **kwargs)
             else:
                 # By position, because gradient checkpointing may ignore gradients of keyword arguments.
                 low_states = hidden_states = layer(hidden_states, attention_mask, distances, **arguments, **kwargs)

@@ -217,7 +217,7 @@ def test_a_changed_head_equals_stock_bert_on_a_gpu(change):
         (torch.float16, 12, True, "flash"),
         (torch.float16, 200, True, "efficient"),
         (torch.float32, 5, True, "efficient"),
-        (torch.float64, 5, True, None),
+        (torch.float64, 5, True, "efficient"),  # no kernel computes in float64
         (torch.float16, 64, False, "efficient"),
         (torch.bfloat16, 64, False, "efficient"),  # such a GPU has no bfloat16 kernel
     ],
@@ -235,8 +235,9 @@ def test_ragged_attention_chooses_the_kernel(dtype, head_size, has_flash, kernel
     with acting_as_gpu() as calls:
         output = kernels.ragged_attention(*tensors, *sequence_starts((lengths, lengths)), 6, 6, 0.3, 0.0)
         output.sum().backward()
-    assert calls == ([f"_{kernel}_attention_{direction}" for direction in ("forward", "backward")] if kernel else [])
-    assert dtypes == ([torch.float32 if dtype == torch.bfloat16 else dtype] if kernel == "efficient" else [])
+    assert calls == [f"_{kernel}_attention_{direction}" for direction in ("forward", "backward")]
+    in_float32 = dtype in (torch.bfloat16, torch.float64)
+    assert dtypes == ([torch.float32 if in_float32 else dtype] if kernel == "efficient" else [])
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
     expected = attention_alone(*exact, lengths=(lengths, lengths))
     expected.sum().backward()

@@ -81,13 +81,9 @@ def find_compiler_problem(device: torch.device) -> str | None:
     try:
         torch.compile(lambda values: values + 1, dynamic=True)(torch.zeros(2, device=device))
     except Exception as error:  # the GPU may be too old. Triton, a C compiler or Python's headers may be missing
-        return f"torch's compiler failed ({shorten_error(error)}). It needs Triton, a C compiler and Python's headers."
+        what = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
+        return f"torch's compiler failed ({what}). It needs Triton, a C compiler and Python's headers."
     return None
-
-
-def shorten_error(error: Exception) -> str:
-    """Returns the start of a compiler's error, which can fill pages."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
 
 
 class Compilation(TrainerCallback):

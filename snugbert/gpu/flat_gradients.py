@@ -53,8 +53,7 @@ class FlatGradients:
     def average(self, numbers: torch.Tensor) -> torch.Tensor:
         """Averages all gradients over the processes, and also `numbers` (K,), with one all-reduce. Returns `numbers`.
 
-        A gradient that is None counts as zero in the all-reduce, and stays None: a step uses the same weights in all
-        processes.
+        A gradient that is None stays None: in a step, all processes train the same weights.
         """
         places = self.find_places()
         unused = [parameter for parameter in places if parameter.grad is None]

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import AutocastKwargs, TorchDynamoPlugin
-from torch._dynamo.exc import TorchDynamoException
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
@@ -25,11 +24,7 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import IgnorePadding
 from snugbert.errors import InputError
 from snugbert.files import explaining_failed_writes, read_json, step_of, write_atomically
-from snugbert.gpu.compilation import (
-    COMPILE_PASSES,
-    Compilation,
-    shorten_error,
-)
+from snugbert.gpu.compilation import COMPILE_PASSES, Compilation
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.storage.urls import hide_credentials, is_url
 from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints
@@ -103,8 +98,8 @@ class RunTrainer(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         """Extends Trainer's method, the first that its constructor calls: checks `output_dir`, and sets up the device.
 
-        Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy. Autocast does
-        not cache weights, because a CUDA graph would keep reading cached copies after they were freed.
+        Under DDP, gradients are views of the exchanged buffers, which saves a copy. Autocast caches no copies of
+        weights, because a CUDA graph would read them after they were freed.
         """
         if is_url(self.args.output_dir or ""):  # Trainer would make a local folder `s3:`
             place = hide_credentials(self.args.output_dir or "")
@@ -216,17 +211,12 @@ class RunTrainer(Trainer):
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Extends Trainer's method: with `cuda_graphs`, a CUDA graph runs batches whose size has occurred before."""
-        try:
-            if not self.graphs.are_used():
-                return super().training_step(model, inputs, num_items_in_batch)
-            loss = self.graphs.train(super().training_step, model, inputs, num_items_in_batch)
-            if self.graphs.replaces_ddp and self.accelerator.sync_gradients:
-                self.stop_signal.average_gradients(self._tr_loss + loss)
-            return loss
-        except TorchDynamoException as error:
-            raise InputError(
-                f"torch's compiler failed ({shorten_error(error)}). Run the command again with --torch_compile false."
-            ) from error
+        if not self.graphs.are_used():
+            return super().training_step(model, inputs, num_items_in_batch)
+        loss = self.graphs.train(super().training_step, model, inputs, num_items_in_batch)
+        if self.graphs.replaces_ddp and self.accelerator.sync_gradients:
+            self.stop_signal.status = self.graphs.average_gradients(self.stop_signal.describe(self._tr_loss + loss))
+        return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         # Trainer's hook before the optimizer step does not get the norm.

@@ -7,13 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from huggingface_hub.constants import HF_HOME
-from synthetic import make_pair, make_trainer, tiny_model
-from torch._dynamo.exc import TorchDynamoException
+from synthetic import make_pair, tiny_model
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 import snugbert
-from snugbert.errors import InputError
 from snugbert.gpu import compilation
 from snugbert.gpu.compilation import COMPILE_PASSES, Compilation, compile_model
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
@@ -96,13 +94,3 @@ def test_when_runs_compile(trainer_class, device, chosen, passes, problem, compi
     Compilation(trainer_class.passes_to_repay_compiling).on_train_begin(args, state, None, model=model)
     assert bool(list_compiled(model)) == compiles
     assert caplog.messages[0].startswith(line) if line else not caplog.messages
-
-
-def test_a_failure_of_the_compiler_is_a_short_error(tmp_path, monkeypatch):
-    def fail(*_, **kwargs):
-        raise TorchDynamoException("no registers left" + 1000 * " and more")
-
-    monkeypatch.setattr(PretrainingTrainer, "compute_loss", fail)
-    with pytest.raises(InputError, match=r"no registers left.* with --torch_compile false") as caught:
-        make_trainer(tmp_path, max_steps=1).train()
-    assert len(str(caught.value)) < 500

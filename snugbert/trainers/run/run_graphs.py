@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 class RunGraphs:
     """The CUDA graphs of a run's training steps and evaluation batches, see [`CudaGraphs`].
 
-    With several processes, a run with graphs needs no DDP: one all-reduce after the last batch of a step averages the
-    gradients, see [`FlatGradients`]. It is not part of a graph, because the processes have rows of different sizes.
+    With several processes, a run with graphs needs no DDP: after the last batch of a step, one all-reduce averages the
+    gradients. It is not part of a graph, because the processes have rows of different sizes.
     """
 
     def __init__(self, trainer: Any):
@@ -35,7 +35,7 @@ class RunGraphs:
 
     @property
     def replaces_ddp(self) -> bool:
-        """Whether several processes average their gradients without DDP."""
+        """Whether several processes average their gradients without DDP. It must be the same in all processes."""
         return self.trainer.args.world_size > 1 and self.are_used()
 
     def are_used(self) -> bool:
@@ -85,8 +85,7 @@ class RunGraphs:
 
     def average_gradients(self, numbers: torch.Tensor) -> torch.Tensor:
         """Averages gradients and `numbers` over the processes, see [`FlatGradients.average`]."""
-        assert self._training is not None
-        return self._training.gradients.average(numbers)
+        return self._training.gradients.average(numbers)  # type: ignore[union-attr]
 
     def for_evaluation(self, model: Any) -> Any:
         """Returns `model` for evaluation, or a function that runs it with CUDA graphs."""
@@ -99,7 +98,6 @@ class RunGraphs:
         return lambda **inputs: graphs(inputs)
 
     def _find_reason_against(self) -> str | None:
-        # The answer must be the same in all processes.
         trainer, args = self.trainer, self.trainer.args
         if not cuda_graphs.are_on_gpu([torch.empty(0, device=args.device)]):
             return "they need a CUDA GPU"
@@ -115,8 +113,6 @@ class RunGraphs:
             return "gradient checkpointing reads the random state, which a graph cannot do"
         if len({parameter.dtype for parameter in trainer.model.parameters() if parameter.requires_grad}) > 1:
             return "the trained weights have several dtypes"
-        if args.torch_empty_cache_steps is not None:
-            return "--torch_empty_cache_steps frees memory within a step"
         if args.cuda_graphs is None and (name := self._find_own_code()) is not None:
             return f"{name} may depend on more than the batch. If {name} reads only the batch, set cuda_graphs=True"
         return None

@@ -1,7 +1,4 @@
-"""Stops a run: after a checkpoint on SIGTERM and Ctrl-C, and with an error if the loss is not finite.
-
-With transformers' own `enable_jit_checkpoint`, each process waits for its own timer, and may save at another step.
-"""
+"""Stops a run: after a checkpoint on SIGTERM and Ctrl-C, and with an error if the loss is not finite."""
 
 import logging
 import math
@@ -60,7 +57,7 @@ class StopSignal(TrainerCallback):
         self._received = 0  # the signal that this process received
         # Of the last step, if the host has not read it: step, numbers on the CPU, and when they have arrived there.
         self._report: tuple[int, torch.Tensor, torch.Event | None] | None = None
-        self._status: torch.Tensor | None = None  # of this step, if the processes have shared it
+        self.status: torch.Tensor | None = None  # of `describe`, if the processes have added it up in this step
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -94,12 +91,8 @@ class StopSignal(TrainerCallback):
 
     # --- a step -------------------------------------------------------------------------------------------------
 
-    def average_gradients(self, loss: torch.Tensor) -> None:
-        """Averages the gradients without DDP. The same all-reduce collects what [`check_step`] reports."""
-        self._status = self.trainer.graphs.average_gradients(self._describe(loss))
-
-    def _describe(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns whether the loss is not finite, and for each signal whether it was received. *Shape:* (3,)"""
+    def describe(self, loss: torch.Tensor) -> torch.Tensor:
+        """Returns whether the loss is not finite, and whether each signal was received. *Shape:* (3,)"""
         received = [torch.full_like(loss, self._received == number) for number in STOP_SIGNALS]
         return torch.stack([(~torch.isfinite(loss)).to(loss.dtype), *received])
 
@@ -112,9 +105,9 @@ class StopSignal(TrainerCallback):
         self.read_report()
         trainer = self.trainer
         loss = trainer._tr_loss  # summed since the last log line; finite before this step
-        status, self._status = self._status, None
+        status, self.status = self.status, None
         if status is None:
-            status = self._describe(loss)
+            status = self.describe(loss)
             if trainer.args.world_size > 1:
                 dist.all_reduce(status)
         # The scaler skips steps with infinite gradients.
