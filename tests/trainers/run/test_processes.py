@@ -66,11 +66,12 @@ def test_an_error_names_its_machine():
 def use_memory_again(keeps: bool) -> None:
     if keeps:
         keep_freed_memory()
-    for _ in range(3):
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    faults = []
+    for _ in range(8):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.ones(10**7)
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-    assert (faults < 1000) == keeps, faults  # 10^7 numbers have 9,766 pages
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert (min(faults) < 1000) == keeps, faults  # 10^7 numbers have 9,766 pages
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
