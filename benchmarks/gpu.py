@@ -90,8 +90,7 @@ CLIPPING = 1.0
 SHOWN_KERNELS = 20
 PROFILED_STEPS = 3
 PROCESSES, STEPS_OF_PROCESSES = 2, 12
-# Losses of two processes may differ from those of one by this, relatively, and weights absolutely. The order of sums
-# differs, and bfloat16 rounds.
+# Relative distance of losses, and absolute distance of weights: bfloat16 rounds, and sums have another order.
 LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-2, 5e-3
 
 
@@ -675,7 +674,8 @@ def train_worker(args: argparse.Namespace) -> None:
         max_steps=STEPS_OF_PROCESSES,
         logging_steps=1,
         save_strategy="no",
-        use_cpu=args.device == "cpu",
+        use_cpu=args.rehearse,
+        pad_to_multiple_of=batch_size // processes * longest,  # one size
         dataloader_num_workers=0,
         disable_tqdm=True,
         ddp_backend="gloo" if processes > 1 else None,

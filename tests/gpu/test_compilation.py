@@ -8,7 +8,6 @@ import pytest
 import torch
 from huggingface_hub.constants import HF_HOME
 from synthetic import make_pair, tiny_model
-from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 import snugbert
@@ -58,17 +57,6 @@ def test_compiled_code_outlives_the_temporary_folder(chosen, monkeypatch):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", chosen)
     compile_model(tiny_model())
     assert cache_dir() == (chosen or str(Path(HF_HOME) / "snugbert/compiled"))
-
-
-@pytest.mark.parametrize(("wanted", "starts"), [(None, True), (True, True), (False, False)])
-def test_pretraining_starts_the_compiler_before_it_prepares_text(wanted, starts, monkeypatch):
-    started = []
-    monkeypatch.setattr(AsyncCompile, "warm_pool", lambda: started.append(1))
-    args = SimpleNamespace(uses_cuda=True, torch_compile=wanted, local_process_index=0)
-    compilation.start_compiler(args)
-    compilation.start_compiler(SimpleNamespace(**vars(args) | {"uses_cuda": False}))
-    compilation.start_compiler(SimpleNamespace(**vars(args) | {"local_process_index": 1}))
-    assert bool(started) == starts and len(started) <= 1
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,11 @@ from unittest.mock import patch
 import forked
 import pytest
 import torch
-import torch.distributed as dist
 from emulated_graphs import emulated_graphs
 from safetensors.torch import load_file
 from synthetic import RandomExamples, make_teacher, make_trainer, without_times
 
 from snugbert.gpu import cuda_graphs
-from snugbert.gpu.flat_gradients import FlatGradients
 
 pytestmark = pytest.mark.slow
 
@@ -147,23 +145,3 @@ def test_processes_with_graphs_agree_without_ddp(tmp_path):
     assert_same_run(tmp_path / "two-one", tmp_path / "one", processes=1)
     assert_same_run(tmp_path / "two-frozen", tmp_path / "one-frozen")
     assert_same_run(tmp_path / "three", tmp_path / "one-three", processes=3)
-
-
-def average_in_three_processes() -> None:
-    """The second weight is frozen, and no process has a gradient of the third."""
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    weights = [torch.nn.Parameter(torch.zeros(size)) for size in (100, 3, 5, 2)]
-    weights[1].requires_grad_(False)
-    for weight in (weights[0], weights[3]):
-        weight.grad = torch.full_like(weight, rank)
-    numbers = FlatGradients(weights).average(torch.tensor([3.0 * rank, float(rank == 2)]))
-    torch.testing.assert_close(numbers, torch.tensor([3, 1 / 3]))
-    assert weights[1].grad is None and weights[2].grad is None
-    for weight in (weights[0], weights[3]):
-        torch.testing.assert_close(weight.grad, torch.ones_like(weight))
-
-
-def test_one_all_reduce_averages_gradients_and_numbers():
-    process = forked.run(average_in_three_processes, processes=3)
-    assert process.returncode == 0, process.stderr
