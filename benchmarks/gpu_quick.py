@@ -6,8 +6,8 @@
     benchmarks/gpu.sh quick --output_dir gpu-results       # the folder of the results
 
 `gpu.py` describes the pieces. Each piece runs in a process of its own, which is killed when the piece's time is over.
-Unused time goes to the next piece. Results of a killed piece are kept, and the other pieces still run. A piece that
-crashes continues with its next row in a new process.
+Unused time goes to the next piece. The results of a killed piece are kept. A piece that crashes continues with its
+next row in a new process.
 
 The output folder has 7 files: the rows of each piece, `log.txt`, `table.md`, and `compiler-cache.zip`, which contains
 what torch.compile and Triton compiled, in less than 16 MiB. If the cache is too large, single kernels are dropped

@@ -22,13 +22,7 @@ The output folder has at most 8 files, each below 16 MiB: `rows.jsonl`, `table.m
 `tail -f`), `compiler-cache.zip` (see `gpu_quick.py`), and the model in bfloat16 as `weights.tar.0` to `.3`.
 `cat weights.tar.* | tar x` makes a folder that `AutoModel.from_pretrained` loads. Each call replaces these files.
 
-Measured on an H100 (benchmarks/results/gpu_recipe_h100_202611.md): a step takes 19 ms, and 8.4 passes took 140 seconds
-after the run that measures the speed. BLiMP was 65.6, and bits per character of held-out text 0.871. Published BLiMP
-scores after ten passes over ten million words: GPT-BERT has 70.8 with 14 million parameters and 71.2 with 30 million,
-both at the best temperature, and DeBERTa has 66.8.
-
-Not tried yet with this size: smaller batches, and a lower learning rate, which helps `mini`
-(docs/explanation/pretraining-small.md): `benchmarks/gpu.sh recipe --set learning_rate=1e-3`.
+Measured: benchmarks/results/gpu_recipe_h100_202611.md.
 """
 
 import argparse

@@ -51,9 +51,7 @@ def measure_rows(piece: str, rows: Rows, path: Path, deadline: float) -> None:
     that fails records its error, and the next row runs.
 
     Args:
-        piece: name of the piece, for messages.
         rows: what to measure, in this order.
-        path: the file.
         deadline: no row starts after this `time.monotonic()`.
 
     Raises:

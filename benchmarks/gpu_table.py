@@ -91,10 +91,10 @@ def format_checks(rows: dict[str, Row]) -> str:
     for name, row in measured(rows).items():
         work, _, side = name.partition(" | ")
         found, limits = row["found"], row["limits"]
-        details = [format_graphs(row)] if row.get("graphs") == 0 else []
+        details = [] if row["graphs"] is None else [format_graphs(row)]
         if "seconds" in row:
             one, several = row["seconds"]
-            details = [f"{1e3 * several:.0f} ms a step, one process {1e3 * one:.0f}"]
+            details += [f"{1e3 * several:.0f} ms a step, one process {1e3 * one:.0f}"]
             details += ["without DDP" if row["without_ddp"] else "with DDP"]
         verdict = "equal" if all(found[key] <= limits[key] for key in limits) else "**DIFFERENT**"
         distances = [f"{key} {found[key]:.1e} ({limits[key]:.1e})" for key in limits]
@@ -123,7 +123,6 @@ def format_steps(rows: dict[str, Row], datasheet: float | None) -> str:
         ms, seconds = milliseconds(row), median(row["seconds"])
         if row["graphs"] is not None:
             side += f" ({format_graphs(row)}, fill {row['fill']:.1%})"
-        compiled = f" ({row['compiled']} graphs compiled, {'with' if row['cached'] else 'without'} a cache)"
         repeats = row["losses"][0] == row["losses"][1]  # a CUDA graph must draw another dropout each time
         lines.append(
             [
@@ -136,7 +135,7 @@ def format_steps(rows: dict[str, Row], datasheet: float | None) -> str:
                 f"{median(milliseconds(best)) / median(ms):.2f}" if best else "",
                 f"{row['reserved_mb'] / best['reserved_mb']:.2f}" if best and row["peak_mb"] else "",
                 f"{row['losses'][0]:.3f}" + (" **DROPOUT REPEATS**" if repeats else ""),
-                f"{row['warmup_seconds']:.1f}" + (compiled if row["compiled"] else ""),
+                f"{row['warmup_seconds']:.1f}",
             ]
         )
     return format_table(STEP_HEADER, lines) + (f"\n\n{STEP_NOTE}" if lines else "")

@@ -370,9 +370,7 @@ class SnugBertAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Applies attention to all tokens, or to `query_indices` (Q,) only. Also returns the attention weights.
 
-        `low_states` are the hidden states in the dtype of autocast, if they are known.
-
-        *Shape:* (1, T, H) -> (1, T or Q, H). As in stock BERT, (B, L, H) -> (B, L, H)
+        `low_states`: see [`SnugBertLayer`]. *Shape:* (1, T, H) -> (1, T or Q, H), or (B, L, H) as in stock BERT
         """
         residual = hidden_states if query_indices is None else hidden_states.index_select(1, query_indices)
         inputs = to_autocast_dtype(hidden_states) if low_states is None else low_states

@@ -42,7 +42,7 @@ class DeviceArguments(ListsArguments, TrainingArguments):
     help_group: ClassVar[str] = "training"
 
     bf16: bool | None = argument(  # type: ignore[assignment]
-        None, "Compute in bfloat16. Weights stay in float32. Default: true if the device has it."
+        None, "Compute in bfloat16. Weights stay in float32. Default: true if the GPU or CPU has it."
     )
     torch_compile: bool | None = argument(  # type: ignore[assignment]
         None, "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning."

@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import textwrap
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,16 +30,19 @@ logger = logging.getLogger(__name__)
 
 def keep_compiled_code() -> None:
     """Keeps compiled code beside the Hugging Face cache. torch would keep it in a temporary folder."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{HF_HOME}/snugbert/compiled")
+    folder = f"{HF_HOME}/snugbert/compiled"
+    with suppress(OSError):  # the folder may be read-only
+        os.makedirs(folder, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
 
 
 def start_compiler(args: Any) -> None:
-    """Starts the processes of torch's compiler on a GPU, so that they are ready when the text is prepared."""
-    if args.uses_cuda and args.torch_compile is not False and args.local_process_index == 0:
+    """Starts the processes of torch's compiler before the text is prepared, if the run will train on a GPU."""
+    if args.uses_cuda and args.do_train and args.torch_compile is not False:
         keep_compiled_code()
-        from torch._inductor.async_compile import AsyncCompile  # takes seconds, as compiling would later
+        from torch._inductor.async_compile import maybe_warm_pool  # takes seconds, as compiling would later
 
-        AsyncCompile.warm_pool()
+        maybe_warm_pool()
 
 
 def compile_model(

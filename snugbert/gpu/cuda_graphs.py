@@ -31,8 +31,8 @@ EAGER_BATCHES = 4
 # A falling share of masked tokens and longer sequences bring new sizes: some 6 at a time, with gradient accumulation
 # 12. Recording takes a tenth of a second.
 MOST_GRAPHS = 64
-# A size is not recorded if the GPU takes this times as long as the host. Then the GPU is busy without graphs, too. On
-# an H100, graphs of 256 x 128 tokens saved 0.1 of 51.7 ms and took 11 GB.
+# Sizes for which the GPU's time is at least this multiple of the host's are not recorded. There the GPU is busy
+# without graphs, too. On an H100, graphs of 256 x 128 tokens saved 0.1 of 51.7 ms and took 11 GB.
 GPU_LIMIT = 1.5
 MOST_SIZES = 128  # after this many sizes without a graph, sizes repeat too rarely to record
 SHORT_MEMORY = "the GPU has too little free memory (--cuda_graphs false turns graphs off)"
@@ -43,7 +43,7 @@ _lock = threading.RLock()
 
 @dataclass
 class Size:
-    """What is known about the batches of one size. Gradients of earlier batches make another size."""
+    """What is known about the batches of one size. Batches that add to gradients count as another size."""
 
     eager_batches: int = 0  # number of batches that ran eagerly
     is_recorded: bool | None = None  # whether to record it. None: not decided
@@ -63,12 +63,12 @@ class CudaGraphs:
     The first two batches of a size run eagerly, or up to four if they wait for the GPU. The next batch is recorded.
     At most 64 sizes (`MOST_GRAPHS`) are recorded, and none for which the GPU takes 1.5 times as long as the host
     (`GPU_LIMIT`). Results are the same as without graphs: a graph draws the random numbers that the function would
-    draw, and adds to gradients of earlier batches. `gradients`, where graphs write gradients, stay allocated.
+    draw, and adds to gradients of earlier batches. The places of the gradients stay allocated between steps.
 
     The function always runs eagerly on other devices, if the model has hooks, if the function waits for the GPU (as
-    with padded batches), if a tensor of a batch is on the CPU, if batches have too many sizes, or if the GPU has too
-    little free memory. `reason` and a log line say why. It may call `backward`. A batch is a dictionary of tensors and
-    Python numbers.
+    with padded batches), if a tensor of a batch is on the CPU, in an autocast that caches weights, if batches have too
+    many sizes, or if the GPU has too little free memory. `reason` and a log line say why. It may call `backward`. A
+    batch is a dictionary of tensors and Python numbers.
     """
 
     def __init__(self, function: Callable[[dict[str, Any]], Any], model: nn.Module):
@@ -91,8 +91,11 @@ class CudaGraphs:
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         """Returns the result of the function."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        if self.reason is None and not are_on_gpu(tensors.values()) and are_on_gpu(self._parameters):
-            self.turn_off("a tensor of a batch is not on the GPU")
+        if self.reason is None and are_on_gpu(self._parameters):
+            if not are_on_gpu(tensors.values()):
+                self.turn_off("a tensor of a batch is not on the GPU")
+            elif torch.is_autocast_cache_enabled() and torch.is_autocast_enabled(self._parameters[0].device.type):
+                self.turn_off("autocast keeps copies of the weights")
         if self.reason is not None or not are_on_gpu(tensors.values()):
             return self._function(dict(batch))
         trains = torch.is_grad_enabled()
@@ -132,9 +135,10 @@ class CudaGraphs:
         if adds:
             self.gradients.attach(size.trained)
         size.replay()
-        places = self.gradients.find_places()
-        for parameter in size.trained:
-            parameter.grad = places[parameter]
+        if size.trained:
+            places = self.gradients.find_places()
+            for parameter in size.trained:
+                parameter.grad = places[parameter]
         return size.result
 
     def _find_size(self, batch: Mapping[str, Any], adds: bool) -> Size:

@@ -62,8 +62,8 @@ class FlatGradients:
             parameter.grad = None
         averages = self._flat[-ALIGNMENT:][: len(numbers)]
         averages.copy_(numbers)
-        uses_gloo = dist.get_backend() == "gloo"  # it has no AVG
-        dist.all_reduce(self._flat, dist.ReduceOp.SUM if uses_gloo else dist.ReduceOp.AVG)
-        if uses_gloo:
+        divides = dist.get_backend() == "nccl"  # other backends only add
+        dist.all_reduce(self._flat, dist.ReduceOp.AVG if divides else dist.ReduceOp.SUM)
+        if not divides:
             self._flat.div_(dist.get_world_size())
         return averages.clone()

@@ -129,11 +129,6 @@ class RunTrainer(Trainer):
         self.checks_output_dir = False  # from now on, the folder contains this run
         self._best_step = None
         self.graphs.restart()
-        if self.graphs.replaces_ddp:
-            # accelerate wraps a model in DDP, unless the model is marked as prepared.
-            self.model_wrapped = self.accelerator.prepare_model(self.model, evaluation_mode=True)
-            self.model._is_accelerate_prepared = True
-            send_weights(self.model)
         # These come last: an upload contains what other callbacks wrote, and a signal may cancel what they requested.
         for callback in (self.uploads, self.checkpoint_uploads, self.stop_signal):
             self.pop_callback(callback)
@@ -161,10 +156,17 @@ class RunTrainer(Trainer):
             # Trainer would also remove other folders that begin with "checkpoint-".
             self.args.save_total_limit = None
             try:
+                self.model._is_accelerate_prepared = False  # after an evaluation, DDP would be left out
+                if self.graphs.replaces_ddp:
+                    self.model_wrapped = self.model
+                    prepare = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)  # without DDP
+                    self.accelerator.prepare_model = prepare  # type: ignore[method-assign]
+                    send_weights(self.model)
                 with self.stop_signal.watch(), self.checkpoint_uploads.watch(self.args):
                     return super().train(checkpoint, trial, ignore_keys_for_eval)
             finally:
                 self.args.save_total_limit = limit
+                vars(self.accelerator).pop("prepare_model", None)
                 self.graphs.restart()
 
     def _begin(self, state: TrainerState) -> None:
@@ -174,7 +176,9 @@ class RunTrainer(Trainer):
         """Makes the optimizer and the schedule, before the data are read. An invalid option is an [`InputError`]."""
         try:
             self.create_optimizer_and_scheduler(steps)
-        except (TypeError, ValueError) as error:
+        except InputError:
+            raise
+        except (TypeError, ValueError, AttributeError, ImportError) as error:
             raise InputError(f"--optim, --optim_args, --lr_scheduler_kwargs: {error}") from error
 
     def compare_settings(self, checkpoint: str | None) -> None:

@@ -119,7 +119,7 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
 
 
 def test_processes_with_graphs_agree_without_ddp(tmp_path):
-    """Two and three processes, with accumulation, Muon, a frozen layer, steps without pairs, and one eager process.
+    """With accumulation, Muon, a frozen layer, steps without pairs, and one process that runs eagerly.
 
     The processes start with different weights. They resume a checkpoint of one process, and one resumes theirs.
     """

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from snugbert.gpu import cuda_graphs
-from snugbert.trainers.run.processes import wait_for_all
 
 # Code of these packages computes losses from the batch, the weights and random numbers only.
 KNOWN_PACKAGES = ("snugbert", "transformers", "torch", "peft")
@@ -69,19 +68,7 @@ class RunGraphs:
                 return step(model, batch, batch.pop(NUM_ITEMS))
 
             self._training = cuda_graphs.CudaGraphs(run, trainer.model)
-            if self.replaces_ddp:
-                return self._run_in_turn(batch)
         return self._training(batch)
-
-    def _run_in_turn(self, batch: dict[str, Any]) -> Any:
-        """Runs the first batch. One process of each machine compiles, then the others find its code in the cache."""
-        is_first = self.trainer.args.local_process_index == 0
-        if not is_first:
-            wait_for_all()
-        result = self._training(batch)
-        if is_first:
-            wait_for_all()
-        return result
 
     def average_gradients(self, numbers: torch.Tensor) -> torch.Tensor:
         """Averages gradients and `numbers` over the processes, see [`FlatGradients.average`]."""
@@ -108,11 +95,14 @@ class RunGraphs:
         if trainer.accelerator.scaler is not None:
             return "float16 scales the loss (--bf16 does not)"
         wants_checkpoints = getattr(args, "activation_checkpointing", args.gradient_checkpointing)  # the second: 5.17
-        modules = trainer.model.modules()
-        if wants_checkpoints or any(getattr(module, "gradient_checkpointing", False) for module in modules):
+        if wants_checkpoints or any(
+            getattr(each, "gradient_checkpointing", False) for each in trainer.model.modules()
+        ):
             return "gradient checkpointing reads the random state, which a graph cannot do"
         if len({parameter.dtype for parameter in trainer.model.parameters() if parameter.requires_grad}) > 1:
             return "the trained weights have several dtypes"
+        if args.torch_empty_cache_steps is not None:
+            return "--torch_empty_cache_steps frees memory within a step"
         if args.cuda_graphs is None and (name := self._find_own_code()) is not None:
             return f"{name} may depend on more than the batch. If {name} reads only the batch, set cuda_graphs=True"
         return None
