@@ -17,7 +17,7 @@ FAST = -m "not slow and not long"
 .PHONY: demo test test-fast test-lowest test-newest test-benchmarks test-serve test-stock check docs notebook
 .PHONY: release-check lock clean
 
-demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in 7 minutes
+demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in 6 minutes
 	$(BIN)/python examples/demo.py demo-output
 
 test: .venv/installed-dev  ## the test suite

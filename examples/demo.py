@@ -3,7 +3,7 @@
 `make demo` runs this script. The script writes the docstrings of the standard library to text files, one document per
 module. Then it runs the commands that a user would type: `snugbert vocabulary`, `snugbert pretrain` with the recipe
 for little text, and `snugbert glue` to classify docstrings by package, once from the pretrained model and once from
-random weights. Finally it loads the results with transformers' Auto classes. It downloads nothing and takes 7 minutes
+random weights. Finally it loads the results with transformers' Auto classes. It downloads nothing and takes 6 minutes
 on 2 CPU cores, or 9 beside another busy process.
 """
 
