@@ -2,21 +2,19 @@
 
 import os
 import platform
-import resource
 import signal
+import subprocess
 import sys
 from datetime import timedelta
 
 import forked
 import pytest
-import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
 from snugbert.errors import InputError
 from snugbert.trainers.run.processes import (
     explain_lost_process,
-    keep_freed_memory,
     raise_together,
     wait_for_all,
 )
@@ -63,17 +61,21 @@ def test_an_error_names_its_machine():
     assert process.returncode == 0, process.stderr
 
 
-def use_memory_again() -> None:
-    keep_freed_memory()
-    faults = []
-    for _ in range(8):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(10**7)
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    assert min(faults) < 1000, faults  # 10^7 numbers have 9,766 pages
+USES_MEMORY_AGAIN = """
+import resource, torch
+from snugbert.trainers.run.processes import keep_freed_memory
+keep_freed_memory()
+faults = []
+for _ in range(8):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(10**7)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+assert min(faults) < 1000, faults  # 10^7 numbers have 9,766 pages
+"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_is_used_again_without_clearing_it():
-    process = forked.run(use_memory_again)
-    assert process.returncode == 0, process.stderr
+    """In a new process. A fork of the tests has a divided heap."""
+    subprocess.run([sys.executable, "-c", USES_MEMORY_AGAIN], check=True)
