@@ -91,7 +91,7 @@ def find_compiler_problem(device: torch.device) -> str | None:
 
 
 class Compilation(TrainerCallback):
-    """Compiles the model when training starts, if `torch_compile` is set. Evaluation without training is not compiled.
+    """Compiles the model when training starts, if `torch_compile` is set, but not for evaluation alone.
 
     By default, a run compiles on a CUDA GPU if the compiler works and the run has at least `passes_to_repay` passes.
     """

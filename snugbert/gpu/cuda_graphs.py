@@ -91,7 +91,7 @@ class CudaGraphs:
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         """Returns the result of the function."""
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        if self.reason is None and are_on_gpu(self._parameters):
+        if self.reason is None and are_on_gpu(self._parameters[:1]):
             if not are_on_gpu(tensors.values()):
                 self.turn_off("a tensor of a batch is not on the GPU")
             elif torch.is_autocast_cache_enabled() and torch.is_autocast_enabled(self._parameters[0].device.type):

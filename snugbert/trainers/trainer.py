@@ -156,7 +156,8 @@ class RunTrainer(Trainer):
             # Trainer would also remove other folders that begin with "checkpoint-".
             self.args.save_total_limit = None
             try:
-                self.model._is_accelerate_prepared = False  # after an evaluation, DDP would be left out
+                if self.args.world_size > 1:  # after an evaluation, accelerate would leave DDP out
+                    self.model._is_accelerate_prepared = False
                 if self.graphs.replaces_ddp:
                     self.model_wrapped = self.model
                     prepare = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)  # without DDP

@@ -59,8 +59,7 @@ class PretrainingArguments(DeviceArguments, OverwriteArguments):
 
     Devlin et al. (2018), appendix A.2: learning rate 1e-4 with warmup over the first 1 % of the steps and linear
     decay, AdamW with weight decay 0.01. Epsilon 1e-6 is from the original release. The paper's batch is 256 sequences:
-    `per_device_train_batch_size` x `gradient_accumulation_steps` x processes. `bf16` is true by default where the
-    device computes in bfloat16 ([`DeviceArguments`]).
+    `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
     """
 
     do_train: bool = argument(False, "Train. Default: true, unless only --do_eval is given.")

@@ -57,7 +57,7 @@ class StopSignal(TrainerCallback):
         self._received = 0  # the signal that this process received
         # Of the last step, if the host has not read it: step, numbers on the CPU, and when they have arrived there.
         self._report: tuple[int, torch.Tensor, torch.Event | None] | None = None
-        self.status: torch.Tensor | None = None  # of `describe`, if the processes have added it up in this step
+        self.status: torch.Tensor | None = None  # from `describe`, if this step's all-reduce has included it
 
     @contextmanager
     def watch(self) -> Iterator[None]:
