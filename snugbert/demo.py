@@ -158,7 +158,7 @@ def classify(model: Any, tokenizer: Any, text: str, second: str) -> tuple[str, d
 def tag(model: Any, tokenizer: Any, text: str) -> dict[str, Any]:
     """Marks the entities of a text."""
     entities = _predict(model, tokenizer, {"text": text}, text)["entities"]
-    return {"text": text, "entities": [{"entity": each["type"], **each} for each in entities]}
+    return {"text": text, "entities": [{"entity": each["label"], **each} for each in entities]}
 
 
 def choose(model: Any, tokenizer: Any, text: str, choices: str) -> dict[str, float]:

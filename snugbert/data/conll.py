@@ -19,7 +19,7 @@ from snugbert.errors import InputError, format_count, list_columns
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 COMMENT = "# "  # as in CoNLL-U
 ONLY_IDS = "%s: the first column has only numbers, and is read as words. If the words are in column 2, set %s 2."
-FORM = "A row has a list of words and a list with one tag per word. Character spans are not read."
+FORM = 'A row has "tokens" and "tags", one tag per word, or "text" and "entities", such as [[0, 3, "PER"]].'
 WORD_ID = re.compile(r"[0-9]+([-.][0-9]+)?")  # of CoNLL-U: a number, a range or a decimal
 
 Tags = list[list[str]]  # the tags of each sentence
@@ -218,15 +218,23 @@ def _tag_line(line: str, tag: str, tag_column: int | None) -> str:
 
 
 def tag_records(
-    lines: Sequence[str], sentences: Sequence[Sentence], tags: Tags, tag_columns: Sequence[str], limited: bool = False
+    lines: Sequence[str],
+    sentences: Sequence[Sentence],
+    tags: Sequence[Any],
+    tag_columns: Sequence[str],
+    limited: bool = False,
 ) -> str:
-    """Returns JSON lines or a JSON list, as the source, with other tags. A row without tags gets a last key."""
+    """Returns JSON lines or a JSON list, as the source, with other tags. A row without tags gets a last key.
+
+    `tags`: of each sentence, or what else belongs into the first of `tag_columns` that a row has.
+    """
     text = "".join(lines)
     is_list = text.lstrip().startswith("[")
     rows: list[Any] = json.loads(text) if is_list else [json.loads(line) if line.strip() else None for line in lines]
     for sentence, sentence_tags in zip(sentences, tags, strict=True):
         row = rows[sentence.row - 1]
-        row[next((name for name in tag_columns if name in row), tag_columns[0])] = sentence_tags
+        columns = (name for name in tag_columns if isinstance(row.get(name, ""), list | None))
+        row[next(columns, tag_columns[0])] = sentence_tags
     if limited:
         del rows[sentences[-1].row :]
     written = [json.dumps(row, ensure_ascii=False) for row in rows if row is not None]

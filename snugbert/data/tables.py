@@ -221,7 +221,8 @@ def make_source(data: Any, name: str) -> Path | Dataset:
         raise InputError(f"{name}: expected {expected}, not a {type(data).__name__}.{advice}")
     rows = [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
     columns = dict.fromkeys(column for values in rows for column in values)
-    return Dataset.from_dict({column: [values.get(column) for values in rows] for column in columns}, features)
+    table = {column: [values.get(column) for values in rows] for column in columns}
+    return Dataset.from_dict(table, features, on_mixed_types="use_json")  # such as [0, 3, "PER"]
 
 
 def number_rows(data: Any, text_column: str | None, expected: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

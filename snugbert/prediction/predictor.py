@@ -111,12 +111,11 @@ class Predictor:
     def __call__(self, rows: Any) -> Any:
         """Returns the prediction for each row, as columns to add to the row. docs/how-to/predict.md lists the columns.
 
-        If neither `columns` nor the task names the columns, the first call with rows chooses the columns, as
-        `snugbert predict` does.
+        If neither `columns` nor the task names the columns, each call chooses them, as `snugbert predict` does.
 
         Args:
             rows: a `datasets.Dataset`, a DataFrame of pandas, or dicts in a list or another iterable. For a model that
-                reads one text, also texts. A `str` is a text, not the path of a file.
+                reads single texts, also texts. A `str` is a text, not the path of a file.
 
         Returns:
             A list of dicts. For one text or one dict: one dict.
@@ -124,18 +123,20 @@ class Predictor:
         trained_columns = get_text_columns(self.model.config.to_dict())
         names = tuple(self.columns or trained_columns)
         choices = (names,) if names else self.task.default_columns
-        single = [columns[0] for columns in choices if len(columns) == 1] if self.task.any_columns else []
+        single = [columns[0] for columns in choices if len(columns) == 1]
+        if not self.task.any_columns:  # a tagger reads words or texts
+            single = ["text"] if ("text",) in self.task.default_columns else []
         dicts = f"a dict with the {' or the '.join(map(describe_columns, choices))}"
         numbered = list(number_rows(rows, single[0] if single else None, "a text or a dict" if single else dicts))
         if not numbered:
             return []
         first_rows = [values for _, values in numbered[:ROWS_TO_INSPECT]]
         given = self.columns or None
-        self.columns = choose_columns(self.task, given, "the rows", first_rows, trained_columns, "columns")
+        columns = choose_columns(self.task, given, "the rows", first_rows, trained_columns, "columns")
         examples = []
         for row, values in numbered:
             try:
-                examples.append(self.read(values))
+                examples.append(self.task.read(values, columns))
             except InputError as error:
                 raise InputError(f"row {row}: {error}") from error
         answers = self.answer(examples)

@@ -71,6 +71,7 @@ def make_evaluation_set(
 ) -> EvaluationSet[Answers]:
     """Returns the examples on which any engine scores a fine-tuned model."""
     task, config = task.copy(), copy.deepcopy(config)
+    task.tokenizer = tokenizer  # finds the words of texts with entities
     (split,) = task.read_splits(sources, get_text_columns(config.to_dict())).values()
     place = task.describe_place(sources[split.name][0], split.name)
     if split.name == "validation" and not split.labeled:

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from datasets import Dataset
 from seqeval.metrics.sequence_labeling import get_entities
+from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.conll import (
     DOCUMENT_START,
@@ -27,6 +28,7 @@ from snugbert.data.conll import (
 from snugbert.data.sources import uncompressed_name
 from snugbert.data.text_lines import find_encoding, read_text_lines
 from snugbert.errors import InputError, format_count
+from snugbert.tasks.entity_spans import Text, contains_texts, read_annotated_texts
 from snugbert.tasks.task_arguments import DOCUMENT_COLUMNS
 
 if TYPE_CHECKING:
@@ -50,13 +52,6 @@ SCHEMES = {
 }
 
 
-class Text(NamedTuple):
-    """A text, and start and end character of each of its words."""
-
-    text: str
-    words: list[tuple[int, int]]
-
-
 @dataclass
 class TagSplit:
     """The sentences of a split."""
@@ -70,7 +65,7 @@ class TagSplit:
     lines: Sequence[str] = ()  # of the source. Empty for training and unlabeled sentences
     encoding: str = "utf-8"  # "utf-8-sig" if the source begins with a byte order mark
     limited: bool = False  # whether a limit on examples left out sentences at the end of the source
-    texts: Sequence[Text | None] = ()  # that sentences were made from. Empty unless texts are predicted
+    texts: Sequence[Text | None] = ()  # that sentences were made from. Empty if the source contains words
     has_entities: bool = True  # False for other tags, such as parts of speech
 
     @property
@@ -93,12 +88,19 @@ class TagSplit:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: "NerDataArguments") -> TagSplit:
-    """Reads the sentences of a split, with their original tags."""
+def read_tagged_sentences(
+    data: Path | Dataset,
+    name: str,
+    source: str,
+    args: "NerDataArguments",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> TagSplit:
+    """Reads the sentences of a split, with their original tags. The `tokenizer` finds the words of texts."""
     file_name = uncompressed_name(data) if isinstance(data, Path) else "dataset.jsonl"
     one_word_per_line = not file_name.endswith((".json", ".jsonl"))
     labeled, is_written = name not in ("unlabeled", "test"), name in ("validation", "test")
     lines: list[str] = []
+    texts: Sequence[Text | None] = ()
     if one_word_per_line or is_written:
         lines = list(_read_lines(data))
     if one_word_per_line:
@@ -107,6 +109,8 @@ def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: "N
         sentences = list(read_conll(lines, source, word_column, tag_column, labeled))
         if word_column is None and has_only_ids(sentences):
             logger.warning(ONLY_IDS, source, "--text_column_name")
+    elif tokenizer is not None and contains_texts(data, args):
+        sentences, texts = read_annotated_texts(data, name, source, args, tokenizer)
     else:
         given = args.document_column_name
         columns = () if name == "unlabeled" else args.tag_columns
@@ -118,6 +122,7 @@ def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: "N
     empty = [sentence.row for sentence in sentences if not sentence.words]
     if empty:
         logger.warning("%s: skipped sentences without words: %d, the first in row %d.", source, len(empty), empty[0])
+        texts = [text for text in texts if text is not None and text.words]
         sentences = [sentence for sentence in sentences if sentence.words]
     used = sentences[: args.max_samples.get(name)]
     _check_sentences(used, source, args.document_context, one_word_per_line)
@@ -131,6 +136,7 @@ def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: "N
         lines=lines if is_written else (),
         encoding=find_encoding(data) if isinstance(data, Path) else "utf-8",
         limited=len(used) < len(sentences),
+        texts=texts[: len(used)],
     )
 
 

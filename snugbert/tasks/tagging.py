@@ -21,12 +21,12 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, list_labels, store_labels
+from snugbert.tasks.entity_spans import find_words, list_spans
 from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
 from snugbert.tasks.tag_windows import TagWindows, make_tag_windows, put_space_before_words
 from snugbert.tasks.tagged_sentences import (
     TAG,
     TagSplit,
-    Text,
     add_type,
     are_bare,
     are_entity_tags,
@@ -86,7 +86,9 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, TagSplit]:
         """Reads the sentences of all splits, and converts their tags to BIO. Sets `scheme`. See [`Task`]."""
         splits = {
-            name: read_tagged_sentences(data, name, self.describe_place(data, name), self.args)
+            name: read_tagged_sentences(
+                data, name, self.describe_place(data, name), self.args, getattr(self, "tokenizer", None)
+            )
             for name, (data,) in sources.items()
         }
         self.scheme = check_tags(splits, self.args.tag_scheme, self.args.on_bad_tag)
@@ -144,8 +146,9 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         return () if name is None or name.isdecimal() else (name,)  # CoNLL's columns are numbers
 
     def text_columns(self, splits: Mapping[str, TagSplit]) -> tuple[str, ...]:
-        """Returns the column of words. See [`Task`]."""
-        return self.given_columns or ("tokens",)
+        """Returns the column of words or texts. See [`Task`]."""
+        has_texts = any(split.texts for split in splits.values())
+        return self.given_columns or (("text",) if has_texts else ("tokens",))
 
     def list_texts(self, split: TagSplit) -> tuple[list[list[str]], list[Any]]:
         """Returns the sentences, with spaces between words, and their tags. See [`Task`]."""
@@ -286,12 +289,15 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def write(self, split: TagSplit, answers: TagAnswers, folder: Path) -> None:
         """Writes the source of the sentences with the predicted tags, and a confusion matrix. See [`Task`].
 
-        Predicted tags replace the tags of the source. A source without tags gets a last column, or a last key in each
-        object. Sentences beyond a limit on examples are left out. The file is not compressed.
+        Predicted tags or entities replace those of the source. A source without them gets a last column, or a last key
+        in each object. Sentences beyond a limit on examples are left out. The file is not compressed.
         """
         if split.one_word_per_line:
             column = parse_column_number("label_column_name", self.args.label_column_name)
             text = tag_lines(split.lines, split.sentences, answers.tags, column, split.limited)
+        elif split.texts:
+            spans = [columns["entities"] for columns in self.to_columns(split, answers)]
+            text = tag_records(split.lines, split.sentences, spans, self.args.span_columns, split.limited)
         else:
             text = tag_records(split.lines, split.sentences, answers.tags, self.args.tag_columns, split.limited)
         (file,) = self.list_prediction_files(split)
@@ -309,7 +315,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
     def make_split(self, examples: list[list[str] | str]) -> TagSplit:
         """Returns sentences from lists of words, or from texts. The tokenizer finds the words of a text."""
-        texts = [None if isinstance(example, list) else self._find_words(example) for example in examples]
+        texts = [None if isinstance(example, list) else find_words(example, self.tokenizer) for example in examples]
         words = [
             [*example] if text is None else [text.text[start:end] for start, end in text.words]
             for example, text in zip(examples, texts, strict=True)
@@ -317,38 +323,20 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         sentences = [Sentence(row_words, None, row) for row, row_words in enumerate(words, start=1)]
         return TagSplit("test", "", sentences, texts=texts)
 
-    def _find_words(self, text: str) -> Text:
-        """Finds the words of a text, as the tokenizer separates them."""
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        words: dict[int, tuple[int, int]] = {}
-        for word, (start, end) in zip(encoding.word_ids(), encoding["offset_mapping"], strict=True):
-            if word is not None and end > start:
-                words[word] = (words.get(word, (start, end))[0], end)
-        # Some tokenizers count the space before a word.
-        return Text(text, [(end - len(text[start:end].lstrip()), end) for start, end in words.values()])
-
     def to_columns(self, split: TagSplit, answers: TagAnswers) -> list[dict[str, Any]]:
-        """Returns `predicted_tags` of words, or `entities` of a text: type, start and end character, text and score.
-
-        The score of an entity is the mean probability of the labels of its words, as in transformers' pipeline with
-        `aggregation_strategy="first"`. See [`Task`].
-        """
+        """Returns `predicted_tags` of words, or the `entities` of a text, see [`list_spans`] and [`Task`]."""
         return [
-            {"predicted_tags": tags} if text is None else {"entities": self._list_entities(text, tags, scores)}
+            {"predicted_tags": tags}
+            if text is None
+            else {"entities": list_spans(text, self._find_entities(tags), scores)}
             for text, tags, scores in zip(split.texts, answers.tags, answers.scores, strict=True)
         ]
 
-    def _list_entities(self, text: Text, tags: list[str], scores: np.ndarray) -> list[dict[str, Any]]:
+    def _find_entities(self, tags: list[str]) -> list[tuple[str, int, int]]:
         if all(TAG.fullmatch(add_type(label)) for label in self.labels or ()):
-            found = decode_tags(tags)
-        else:  # each word with a label other than O is an entity
-            found = [(tag, index, index) for index, tag in enumerate(tags) if tag != "O"]
-        entities = []
-        for kind, first, last in found:
-            start, end = text.words[first][0], text.words[last][1]
-            score = float(scores[first : last + 1].mean())
-            entities.append({"type": kind, "start": start, "end": end, "text": text.text[start:end], "score": score})
-        return entities
+            return decode_tags(tags)
+        # Each word with a label other than O is an entity.
+        return [(tag, index, index) for index, tag in enumerate(tags) if tag != "O"]
 
 
 def _score_entities(correct: int, predicted: int, references: int) -> dict[str, float]:

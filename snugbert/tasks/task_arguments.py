@@ -12,6 +12,8 @@ from snugbert.errors import InputError, explain_choice
 BINARY_METRICS = ("f1", "accuracy")
 LABEL_SET_METRICS = ("macro_f1",)
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
+# Of entities of a text: ours and doccano's, Prodigy's, spaCy's, doccano's and Label Studio's, and older doccano's.
+SPAN_COLUMNS = ("entities", "spans", "ents", "label", "labels")
 
 
 @dataclass
@@ -160,3 +162,8 @@ class NerDataArguments(DataArguments):
     def tag_columns(self) -> tuple[str, ...]:
         """The possible columns of tags in JSON files and datasets."""
         return (self.label_column_name,) if self.label_column_name else (f"{self.task_name}_tags", "tags")
+
+    @property
+    def span_columns(self) -> tuple[str, ...]:
+        """The possible columns of entities in JSON files and datasets with texts."""
+        return (self.label_column_name,) if self.label_column_name else SPAN_COLUMNS

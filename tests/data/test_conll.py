@@ -148,7 +148,7 @@ def test_invalid_tags(tmp_path, caplog):
         ("a NN\nb NN\n", "train.txt: no entities. All tags are NN. Check --label_column_name"),
         ([{"tokens": ["a"], "labels": ["O"]}], "no column 'ner_tags' or 'tags'. Columns: 'tokens', 'labels'. Set"),
         ([{"text": "a", "tags": ["O"]}], "row 1: no column 'tokens'. Columns: 'text', 'tags'. Set --text_column_name"),
-        ([{"text": "a", "entities": []}], "Character spans are not read"),
+        ([{"text": "a", "entities": []}], 'or "text" and "entities"'),
         ([{"tokens": "a b", "tags": ["O"]}], "row 1: expected a list of words in column 'tokens', found 'a b'"),
         ([{"tokens": ["a", "b"], "tags": ["O"]}], "row 1: expected 2 tags, one per word, in column 'tags', found ['O"),
         ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": None}], "row 2: expected 1 tag, one per word"),

@@ -144,7 +144,7 @@ def test_words_and_texts_are_tagged_like_the_pipeline(tagger, tmp_path):
     found = predict(tmp_path, tagger, [{"text": text} for text in texts])
     tag = pipeline("token-classification", str(tagger), aggregation_strategy="first")
     for row, expected in zip(found, tag(texts), strict=True):
-        spans = [(each["type"], each["start"], each["end"]) for each in row["entities"]]
+        spans = [(each["label"], each["start"], each["end"]) for each in row["entities"]]
         assert spans == [(each["entity_group"], each["start"], each["end"]) for each in expected]
         scores = [each["score"] for each in row["entities"]]
         assert scores == pytest.approx([float(each["score"]) for each in expected], abs=1e-5)

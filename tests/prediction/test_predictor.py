@@ -35,7 +35,6 @@ def rows(number: int = 20) -> list[dict[str, str]]:
 def test_rows_are_predicted_from_the_columns_that_the_model_was_trained_on(classifier):
     predictor = Predictor(classifier)
     predictions = predictor(rows())
-    assert predictor.columns == ("question", "title")
     assert {prediction["predicted_label"] for prediction in predictions} == set(LABELS.values())
     named = Predictor(classifier, columns=("question", "title"), max_batch_tokens=8)(rows())
     for ours, other in zip(predictions, named, strict=True):
@@ -93,11 +92,12 @@ def test_rows_that_cannot_be_read_are_named_with_what_is_expected(classifier, tm
         (pairs, [{"title": None, "question": "a"}], "no text in column 'title'"),
         (pairs, "a", "row 1: expected a dict with the columns 'question' and 'title', not a str."),
         (titles, ("a", 7), "row 2: expected a text or a dict, not a int."),
-        (tagger, ("Ada wrote.",), "row 1: expected a dict with the column 'tokens' or the column 'text', not a str."),
+        (tagger, ("Ada wrote.", 7), "row 2: expected a text or a dict, not a int."),
     ):
         with pytest.raises(InputError, match=re.escape(words)):
             predictor(given)
     assert len(tagger(iter([{"tokens": ["a", "b"]}]))[0]["predicted_tags"]) == 2
+    assert tagger("Ada wrote.") == tagger([{"text": "Ada wrote."}])[0] != {"entities": []}
     pairs.model.config.text_columns = None  # a model of another library
     other = Predictor(pairs.model, pairs.tokenizer)
     assert [other(TEXTS[3])] == other([TEXTS[3]]) == [other({"text": TEXTS[3]})]

@@ -138,6 +138,7 @@ def prepare_task(
             f"{type(given).__name__}."
         )
     config: Any = load_config(model_args, tokenizer) if given is None else copy.deepcopy(given.config)
+    task.tokenizer = tokenizer  # finds the words of texts with entities
     splits = task.read_splits(sources, get_text_columns(config.to_dict()))
     training = [splits[name] for name in ("train", "unlabeled") if name in splits]
     trains = bool(training) and not is_teacher

@@ -123,7 +123,7 @@ def test_tags_without_types_and_tags_that_mark_no_entities(tags, workshop, tmp_p
         assert predicted == source.replace("about UH", "about IN")
         assert row["predicted_tags"] == ["IN", "NNP", "NNP"]
         (row,) = Predictor(str(run))([{"text": "then anna"}])
-        assert [(part["type"], part["text"]) for part in row["entities"]] == [("IN", "then"), ("NNP", "anna")]
+        assert [(part["label"], part["text"]) for part in row["entities"]] == [("IN", "then"), ("NNP", "anna")]
         assert "the tags mark no entities (such as 'IN', " in caplog.text
         assert "1 word with a tag that is not in" in caplog.text and "such as 'UH'. Such words count" in caplog.text
 

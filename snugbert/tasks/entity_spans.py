@@ -1,0 +1,211 @@
+"""Entities as spans of characters: reads what annotation tools export, and converts spans to tags of words and back.
+
+    {"text": "Ada lives in Bonn.", "entities": [[0, 3, "PER"], [13, 17, "LOC"]]}
+
+Start and end are positions in a Python string. The tokenizer finds the words of a text.
+"""
+
+import logging
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.data.conll import Sentence
+from snugbert.data.tables import read_rows, read_text
+from snugbert.errors import InputError, format_count
+from snugbert.tasks.task_arguments import DOCUMENT_COLUMNS
+
+if TYPE_CHECKING:
+    from snugbert.tasks.task_arguments import NerDataArguments
+
+logger = logging.getLogger(__name__)
+
+FORM = 'Expected spans such as [0, 3, "PER"] or {"start": 0, "end": 3, "label": "PER"}.'
+REJECTED = ("reject", "ignore")  # Prodigy's answers to examples that should not be used
+
+
+class Text(NamedTuple):
+    """A text, and start and end character of each of its words."""
+
+    text: str
+    words: list[tuple[int, int]]
+
+
+class Span(NamedTuple):
+    """An entity: start and end character, its label, and its text, if the source contains it."""
+
+    start: int
+    end: int
+    label: str
+    text: str | None = None
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.end}, {self.label!r}]"
+
+
+# --- words ------------------------------------------------------------------------------------------------------
+
+
+def find_words(text: str, tokenizer: PreTrainedTokenizerBase) -> Text:
+    """Finds the words of a text, as the tokenizer separates them.
+
+    SentencePiece separates words at spaces only. So a word also ends before and after punctuation, as in BERT, if a
+    token begins there.
+    """
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    words: list[tuple[int, int]] = []
+    previous = None
+    for word, (start, end) in zip(encoding.word_ids(), encoding["offset_mapping"], strict=True):
+        start = end - len(text[start:end].lstrip())  # some tokenizers count the space before a word
+        if word is None or start == end:
+            continue
+        last = words[-1][1] if words else 0
+        if word == previous and (
+            start < last or not (_is_punctuation(text[start]) or _is_punctuation(text[last - 1]))
+        ):
+            words[-1] = (words[-1][0], end)
+        else:
+            words.append((start, end))
+        previous = word
+    return Text(text, words)
+
+
+def _is_punctuation(char: str) -> bool:
+    """As in BERT's tokenizer: all ASCII characters but letters and digits, and Unicode's punctuation."""
+    return not char.isalnum() and (char.isascii() or unicodedata.category(char).startswith("P"))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def contains_texts(data: Path | Dataset, args: "NerDataArguments") -> bool:
+    """Whether the first row contains a text instead of a list of words."""
+    for _, values in read_rows(data):
+        row, words = _open_row(values, args), values.get(args.text_column_name or "tokens")
+        is_split = isinstance(words, list) and all(isinstance(word, str) for word in words)
+        return not is_split and isinstance(row.get(args.text_column_name or "text"), str)
+    return False
+
+
+def _open_row(values: Mapping[str, Any], args: "NerDataArguments") -> Mapping[str, Any]:
+    """Returns a row with text and spans from a task of Label Studio. Other rows stay unchanged."""
+    if not (isinstance(values.get("data"), dict) and isinstance(values.get("annotations"), list)):
+        return values
+    finished = [each for each in values["annotations"] if not each.get("was_cancelled")]
+    results = finished[0]["result"] if finished else []
+    spans = [each["value"] for each in results if each.get("type") == "labels"]
+    return {**values["data"], args.span_columns[0]: spans}
+
+
+def read_annotated_texts(
+    data: Path | Dataset, name: str, source: str, args: "NerDataArguments", tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[Sentence], list[Text]]:
+    """Reads texts with their entities. Each text is a sentence, and its tags are in BIO.
+
+    A span that begins or ends inside a word is extended to the whole word. A span outside the text, or with another
+    text than the source states, is left out. Both are an error unless `on_bad_tag` is "repair".
+
+    Raises:
+        InputError: entities overlap, or a row cannot be read.
+    """
+    columns = args.span_columns
+    documents = (args.document_column_name,) if args.document_column_name else DOCUMENT_COLUMNS
+    sentences, texts, mistakes, rejected = [], [], [], 0
+    for row, values in read_rows(data):
+        where = f"{source}, row {row}"
+        if values.get("answer") in REJECTED:
+            rejected += 1
+            continue
+        values = _open_row(values, args)
+        try:
+            text = find_words(read_text(values, args.text_column_name or "text"), tokenizer)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        column = next((each for each in columns if isinstance(values.get(each), list)), None)
+        tags = None
+        if column is not None and name != "unlabeled":
+            spans = [span for value in values[column] for span in _read_spans(value, where)]
+            tags, wrong = _tag_words(text, spans, where)
+            mistakes += wrong
+        elif name in ("train", "validation"):
+            raise InputError(f"{where}: no list of entities in {' or '.join(map(repr, columns))}. {FORM}")
+        document = next((values[each] for each in documents if each in values), None)
+        sentences.append(Sentence([text.text[start:end] for start, end in text.words], tags, row, document))
+        texts.append(text)
+    if rejected:
+        logger.warning(
+            "%s: left out %s that Prodigy marks as rejected or ignored.", source, format_count(rejected, "row")
+        )
+    if mistakes:
+        message = f"{mistakes[0]} Such spans: {len(mistakes):,}."
+        if args.on_bad_tag == "stop":
+            raise InputError(f"{message} Fix them, or set --on_bad_tag repair: it uses whole words.")
+        logger.warning("%s They are extended to whole words, or left out if they do not match the text.", message)
+    return sentences, texts
+
+
+def _read_spans(value: Any, where: str) -> list[Span]:
+    """Returns the span that a list or a dictionary contains, once for each of its labels."""
+    start, end, labels, text = None, None, None, None
+    if isinstance(value, Mapping):
+        start, end = (value.get(name, value.get(f"{name}_offset")) for name in ("start", "end"))
+        labels, text = value.get("label", value.get("labels")), value.get("text")
+    elif isinstance(value, list | tuple) and len(value) == 3:
+        start, end, labels = value
+    labels = labels if isinstance(labels, list) else [labels]
+    if type(start) is not int or type(end) is not int or not all(isinstance(each, str) and each for each in labels):
+        raise InputError(f"{where}: {value!r:.80} is not an entity. {FORM}")
+    return [Span(start, end, label, text) for label in labels]
+
+
+# --- spans and tags ---------------------------------------------------------------------------------------------
+
+
+def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str], list[str]]:
+    """Returns the tags of the words in BIO, and a sentence about each span that does not fit."""
+    tags = ["O"] * len(text.words)
+    starts, ends = (np.array(positions) for positions in zip(*text.words, strict=True)) if text.words else ([], [])
+    mistakes, previous = [], None
+    for span in sorted({*spans}, key=lambda span: span[:3]):
+        found = text.text[max(span.start, 0) : span.end]
+        start, end = span.end - len(found.lstrip()), span.start + len(found.rstrip())  # without spaces around it
+        if previous is not None and span.start < previous.end:
+            raise InputError(
+                f"{where}: the entities {previous} and {span} overlap, but a word has one tag. Remove one of them. "
+                "GLiNER can find overlapping entities."
+            )
+        first, last = int(np.searchsorted(ends, start, "right")), int(np.searchsorted(starts, end)) - 1
+        if not found.strip() or span.end > len(text.text) or span.start < 0 or span.text not in (None, found):
+            expected = "" if span.text is None else f", not {span.text!r}"
+            mistakes.append(f"{where}: the entity {span} does not match the text: it is {found!r:.60}{expected}.")
+            continue
+        previous = span
+        if first > last or tags[first] != "O":  # two entities in a word, or no word
+            mistakes.append(f"{where}: the entity {span} is not a word of its own: {found!r:.60}.")
+            continue
+        if (starts[first], ends[last]) != (start, end):
+            word = text.text[starts[first] : ends[last]]
+            mistakes.append(f"{where}: the entity {span}, {found!r:.60}, begins or ends inside a word: {word!r:.60}.")
+        tags[first : last + 1] = [f"B-{span.label}", *[f"I-{span.label}"] * (last - first)]
+    return tags, mistakes
+
+
+def list_spans(
+    text: Text, entities: Iterable[tuple[str, int, int]], scores: Sequence[float] | np.ndarray
+) -> list[dict[str, Any]]:
+    """Returns entities, given by label, first word and last word, as spans of a text with their scores.
+
+    The score is the mean over the words of the entity, as in transformers' pipeline with
+    `aggregation_strategy="first"`.
+    """
+    spans = []
+    for label, first, last in entities:
+        start, end = text.words[first][0], text.words[last][1]
+        score = float(np.mean(scores[first : last + 1]))
+        spans.append({"start": start, "end": end, "label": label, "text": text.text[start:end], "score": score})
+    return spans
