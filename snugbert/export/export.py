@@ -20,13 +20,13 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from snugbert.cli.model_arguments import HubArguments
-from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.tables import make_source, read_rows, read_text
 from snugbert.data.text_lines import read_text_lines
 from snugbert.errors import InputError
 from snugbert.export.export_arguments import ENGINES, ExportArguments
 from snugbert.families.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
 from snugbert.families.conversion import check_new_model, convert_model, put_in_place
+from snugbert.families.engine_models import EngineModel
 from snugbert.families.loading import is_regression, max_tokens
 from snugbert.families.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.families.sentence_transformers_files import (
@@ -304,22 +304,6 @@ def make_batches(
 
 
 # --- scores -----------------------------------------------------------------------------------------------------
-
-
-class EngineModel(PreTrainedModel):
-    """Runs any engine in the place of a model of transformers."""
-
-    _supports_sdpa = True  # the engine's own attention
-
-    def __init__(self, config: SnugBertConfig, run: Run):
-        super().__init__(config)
-        self.run = run
-        self.unused = torch.nn.Parameter(torch.zeros(()))  # names the device
-
-    def forward(self, **batch: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns the outputs by name."""
-        outputs = self.run({name: values.numpy() for name, values in batch.items()})
-        return {name: torch.from_numpy(np.asarray(values)) for name, values in outputs.items()}
 
 
 def _make_score(

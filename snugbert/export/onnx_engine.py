@@ -6,7 +6,6 @@ text-embeddings-inference, sentence-transformers, optimum and infinity look for 
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
@@ -16,10 +15,9 @@ from transformers import PreTrainedModel
 from snugbert.export.export_arguments import Dtype
 from snugbert.export.graph import OPSET, write_graph
 from snugbert.families.comparing import Batch, Run
+from snugbert.families.engine_models import ONNX_FILE, open_onnx
 from snugbert.families.loading import hiding_warnings
 
-FOLDER = "onnx"
-FILE = "model.onnx"
 QUANTIZED = ["Gather", "MatMul", "Gemm"]  # embeddings and linear layers
 
 
@@ -36,7 +34,7 @@ def write(
     In float16, inputs and outputs keep their types. In int8, weights have one scale per column. Activations are
     quantized at run time, or with `calibration` by ranges that are measured once.
     """
-    file = folder / FOLDER / FILE
+    file = folder / ONNX_FILE
     file.parent.mkdir()
     write_graph(model, input_names, file)
     if dtype == "float32":
@@ -77,12 +75,4 @@ class _Batches(CalibrationDataReader):
 
 def load(folder: Path) -> Run:
     """Opens an exported model."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # no warnings about initializers that no node uses
-    session = onnxruntime.InferenceSession(folder / FOLDER / FILE, options, providers=["CPUExecutionProvider"])
-    inputs, outputs = ([each.name for each in put] for put in (session.get_inputs(), session.get_outputs()))
-
-    def run(batch: Batch) -> dict[str, np.ndarray]:
-        return dict(zip(outputs, session.run(None, {name: batch[name] for name in inputs}), strict=True))
-
-    return run
+    return open_onnx(folder / ONNX_FILE)

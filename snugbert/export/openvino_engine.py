@@ -10,16 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import nncf
-import numpy as np
 import openvino
 from transformers import PreTrainedModel
 
 from snugbert.export.export_arguments import Dtype
 from snugbert.export.graph import write_graph
 from snugbert.families.comparing import Batch, Run
-
-FOLDER = "openvino"
-FILE = "openvino_model.xml"
+from snugbert.families.engine_models import OPENVINO_FILE, open_openvino
 
 
 def describe() -> str:
@@ -37,7 +34,7 @@ def write(
         network = openvino.Core().read_model(graph)  # `convert_model` splits paths at commas
         if dtype == "int8":
             network = _quantize(network, calibration)
-        openvino.save_model(network, folder / FOLDER / FILE, compress_to_fp16=dtype == "float16")
+        openvino.save_model(network, folder / OPENVINO_FILE, compress_to_fp16=dtype == "float16")
 
 
 def _quantize(network: openvino.Model, calibration: list[Batch]) -> openvino.Model:
@@ -53,13 +50,4 @@ def _quantize(network: openvino.Model, calibration: list[Batch]) -> openvino.Mod
 
 def load(folder: Path) -> Run:
     """Opens an exported model."""
-    # Without a precision, some CPUs compute in bfloat16. Outputs then differ by 3e-2.
-    options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    network = openvino.Core().compile_model(folder / FOLDER / FILE, "CPU", options)
-    inputs, outputs = ([each.any_name for each in put] for put in (network.inputs, network.outputs))
-
-    def run(batch: Batch) -> dict[str, np.ndarray]:
-        results = network({name: batch[name] for name in inputs})
-        return {name: results[index] for index, name in enumerate(outputs)}
-
-    return run
+    return open_openvino(folder / OPENVINO_FILE)

@@ -28,6 +28,7 @@ from snugbert.configuration_snugbert import (
     get_windows,
 )
 from snugbert.errors import InputError, join_lines, shorten, suggest_path
+from snugbert.families.engine_models import EngineModel, find_export, open_export
 from snugbert.families.weight_files import find_prefix, read_weights
 from snugbert.families_snugbert import WRAPPER_NAMES
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
@@ -278,12 +279,17 @@ def load_model(
     *,
     trained: bool = False,
     **kwargs: Any,
-) -> SnugBertPreTrainedModel:
-    """Loads a checkpoint, or builds a model with random weights if none is given. Weights are float32.
+) -> Any:
+    """Loads a checkpoint or an export, or builds a model with random weights if none is given. Weights are float32.
 
     `trained`: the checkpoint must have all weights, because no training follows.
     """
     name = model_args.model_name_or_path
+    export = find_export(name)
+    if export is not None and trained:
+        return EngineModel(config, open_export(export))
+    if export is not None:
+        raise InputError(f"{name} was exported and can only predict. To train, use the model that was exported.")
     if trained and name is None:
         raise InputError(
             "--model_name_or_path is missing. This command needs trained weights. --config_name gives random weights."

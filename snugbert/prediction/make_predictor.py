@@ -7,16 +7,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError, explain_choice
 from snugbert.families.loading import get_text_columns, load_config, load_model, load_tokenizer
-from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
+from snugbert.families.reading import HEADS_BY_CLASS
 from snugbert.families.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
 from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
@@ -137,19 +138,20 @@ class Reranker(SentenceTransformerPredictor):
 
 
 def _load_sentence_transformer(name: str, folder: Path, args: PredictionArguments, device: torch.device) -> Any:
-    """Loads an embedding model or a CrossEncoder, and replaces its encoder with the same weights in SnugBERT."""
+    """Loads an embedding model or a CrossEncoder with a SnugBERT encoder, or with an exported one."""
     import sentence_transformers
 
-    model = getattr(sentence_transformers, name)(str(folder), device=str(device), local_files_only=True)
-    if args.prompt_name is not None and args.prompt_name not in model.prompts:
-        raise InputError(explain_choice("--prompt_name", args.prompt_name, model.prompts))
     model_args = ModelArguments(model_name_or_path=str(find_model_folder(folder)))
     config = load_config(model_args, load_tokenizer(model_args))
     is_reranker = name == "CrossEncoder"
-    auto_class: Any = CLASSES["snugbert"]["ForSequenceClassification"] if is_reranker else AutoModel
+    auto_class = AutoModelForSequenceClassification if is_reranker else AutoModel
     options = {} if is_reranker else {"add_pooling_layer": False}
-    encoder = load_model(auto_class, model_args, config, trained=True, **options)
-    model[0].model = encoder.to(model.device).eval()  # type: ignore[arg-type]
+    encoder = load_model(auto_class, model_args, config, trained=True, **options).eval()
+    # sentence-transformers takes no loaded model. It would read the weights again, and an export has none.
+    with patch.object(auto_class, "from_pretrained", lambda *args, **options: encoder):
+        model = getattr(sentence_transformers, name)(str(folder), device=str(device), local_files_only=True)
+    if args.prompt_name is not None and args.prompt_name not in model.prompts:
+        raise InputError(explain_choice("--prompt_name", args.prompt_name, model.prompts))
     if args.max_seq_length is not None:
         model.max_seq_length = min(args.max_seq_length, model.max_seq_length or args.max_seq_length)
     return model

@@ -44,7 +44,7 @@ PARTIAL = ".partial"
 START_AGAIN = "Add --overwrite_output_file to start again."
 
 Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
-MODEL_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
+MODEL_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin", "*.onnx", "*.xml", "*.data")
 # Arguments that change the output.
 SETTINGS = (
     "text_column_names",

@@ -22,6 +22,7 @@ from snugbert.configuration_snugbert import get_windows
 from snugbert.data.packed_batches import NUM_WINDOWS, pack
 from snugbert.data.tables import make_source, number_rows
 from snugbert.errors import InputError, list_columns
+from snugbert.families.engine_models import EngineModel
 from snugbert.families.loading import get_text_columns, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.gpu.cuda_graphs import CudaGraphs
@@ -56,7 +57,8 @@ class Predictor:
     The task of the model reads the rows, and turns logits into columns. SnugBERT gets packed batches, without padding.
 
     Args:
-        model: a folder or Hub name, or a model in memory, which stays on its device.
+        model: a folder or Hub name, a folder that `snugbert export` wrote, or a model in memory, which stays on its
+            device.
         tokenizer: default: the tokenizer in the model's folder.
         task: the task, with settings such as the names of columns. Default: the task of the model's head.
         columns: the columns to predict from. Default: the task's, the columns of the training data, or common names.
@@ -90,10 +92,10 @@ class Predictor:
             config = load_config(model_args, tokenizer)
             head = find_head((config.architectures or ["no model class"])[0], f"{model}: config.json names")
             loaded = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
-            loaded.to(device or choose_device())
+            loaded.to("cpu" if isinstance(loaded, EngineModel) else device or choose_device())
         if tokenizer is None:
             raise InputError("tokenizer is missing. Pass the tokenizer of the model.")
-        class_name = type(loaded).__name__
+        class_name = loaded.config.architectures[0] if isinstance(loaded, EngineModel) else type(loaded).__name__
         if task is None:
             task = list_tasks()[find_head(class_name, "model: unexpected class")]()
         elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:
@@ -190,7 +192,7 @@ class Predictor:
         lengths = np.array([len(ids) for ids in columns["input_ids"]])
         results: list[Any] = [None] * len(lengths)
         batches = list(split_by_tokens(lengths, self.max_batch_tokens))
-        packs, multiple = isinstance(self.model, SnugBertPreTrainedModel), None
+        packs, multiple = isinstance(self.model, SnugBertPreTrainedModel | EngineModel), None
         if self.cuda_graphs and packs:
             multiple = choose_prediction_multiple(self.model, self.max_batch_tokens, len(batches))
         for indices in batches:

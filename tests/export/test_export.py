@@ -14,6 +14,9 @@ from datasets import Dataset
 from huggingface_hub import ModelCard
 from onnxruntime import InferenceSession
 from parity import HEADS
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -22,6 +25,7 @@ from snugbert.errors import InputError
 from snugbert.export import graph, onnx_engine, openvino_engine, stock_engine
 from snugbert.export.export import export_model, make_batches, make_texts
 from snugbert.families.comparing import FLOAT32_TOLERANCE, find_difference
+from snugbert.prediction.predictor import Predictor
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread", "graphs")
@@ -284,3 +288,64 @@ def test_scores_equal_those_before_export(checkpoint, tmp_path, data_dir):
     source = checkpoint("ForSequenceClassification", num_labels=3)
     with pytest.raises(InputError, match=r"^\S+/dev.tsv has 2 labels, but the model has 3"):
         export_model(source, tmp_path / "x", "onnx", validation_file=tmp_path / "dev.tsv", task_name="sst2")
+
+
+WORDS = "a good film but not ok the bad one is what it was".split()
+LONG = " ".join(WORDS * 20)
+TEXTS = [" ".join(WORDS[start:end]) for start in range(4) for end in range(5, 13, 2)] + [LONG]
+# Heads, what is stored in config.json besides the default, and rows to predict.
+PREDICTED = {
+    "ForSequenceClassification": (
+        {"thresholds": {"LABEL_1": 0.9}, "document_windows": {"max_seq_length": 32, "doc_stride": 8}},
+        [{"text": text} for text in TEXTS],
+    ),
+    "ForTokenClassification": (TAGGER, [{"text": text} for text in TEXTS]),
+    "ForQuestionAnswering": ({}, [{"question": "what is it?", "context": text} for text in TEXTS]),
+    "ForMultipleChoice": ({}, [{"text": "good", "choices": TEXTS[: 2 + row % 3]} for row in range(9)]),
+    "Model": ({}, [{"text": text} for text in TEXTS]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "openvino"])
+@pytest.mark.parametrize("head", PREDICTED)
+def test_an_export_predicts_as_the_original(checkpoint, tmp_path, head, to):
+    fields, rows = PREDICTED[head]
+    original, exported = checkpoint(head, **fields), tmp_path / "export"
+    if head == "Model":
+        modules = [Transformer(str(original)), Pooling(16, "mean"), Normalize()]
+        original = tmp_path / "encoder"
+        SentenceTransformer(modules=modules).save_pretrained(str(original))
+    export_model(original, exported, to)
+    assert not list(exported.glob("*.safetensors"))
+    found = []
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for model in (original, exported):
+        output = tmp_path / f"{model.name}.jsonl"
+        arguments = ["--input_file", str(tmp_path / "rows.jsonl"), "--output_file", str(output)]
+        assert main(["predict", "--model_name_or_path", str(model), *arguments, "--max_batch_tokens", "200"]) == 0
+        found.append([json.loads(line) for line in output.read_text().splitlines()])
+    before, after = (json.dumps(rows) for rows in found)
+    numbers = re.compile(r"-?\d+\.[\de-]+")
+    assert numbers.sub("", before) == numbers.sub("", after)
+    values = [np.array(numbers.findall(text), float) for text in (before, after)]
+    np.testing.assert_allclose(*values, atol=1e-4)
+    assert np.std(values[0]) > 1e-4
+    if head != "Model":
+        assert len(Predictor(exported)(rows)) == len(rows)
+
+
+@pytest.mark.slow
+def test_an_export_is_scored_but_not_trained(checkpoint, tmp_path, capsys):
+    source = checkpoint("ForSequenceClassification", **PAIRS)
+    (tmp_path / "dev.csv").write_text("premise,hypothesis,label\na good film,a film,yes\nnot good,good,no\n")
+    export_model(source, tmp_path / "export", "onnx")
+    scores = []
+    for model in (source, tmp_path / "export"):
+        command = ["glue", "--model_name_or_path", str(model), "--output_dir", str(tmp_path / "scored")]
+        assert main([*command, "--validation_file", str(tmp_path / "dev.csv"), "--overwrite_output_dir"]) == 0
+        scores.append(json.loads((tmp_path / "scored/results.json").read_text())["metrics"])
+    assert scores[0] == scores[1] and scores[0]["eval"]["accuracy"] >= 0
+    assert main([*command, "--train_file", str(tmp_path / "dev.csv"), "--overwrite_output_dir"]) == 2
+    assert "export was exported and can only predict. To train, use the model that was exp" in capsys.readouterr().err
+    assert main(["evaluate", "--model_name_or_path", str(tmp_path / "export"), "--pairs_file", __file__]) == 2
