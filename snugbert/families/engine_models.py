@@ -92,8 +92,9 @@ class EngineModel(PreTrainedModel):
             for name, row in columns.items():
                 padding = self.config.pad_token_id if name == "input_ids" else 0
                 columns[name] = pad_sequence(row[0].split(lengths), batch_first=True, padding_value=padding or 0)
-        shape = (-1, num_choices, columns["input_ids"].shape[-1])
-        arrays = {name: (x.reshape(shape) if num_choices else x).cpu().numpy() for name, x in columns.items()}
+        if num_choices is not None:
+            columns = {name: x.reshape(-1, num_choices, x.shape[-1]) for name, x in columns.items()}
+        arrays = {name: x.cpu().numpy() for name, x in columns.items()}
         outputs = {name: torch.from_numpy(np.asarray(values)) for name, values in self.run(arrays).items()}
         if cu_seq_lens_q is not None:
             mask = columns["attention_mask"].bool().cpu()

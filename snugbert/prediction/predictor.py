@@ -95,7 +95,8 @@ class Predictor:
             loaded.to("cpu" if isinstance(loaded, EngineModel) else device or choose_device())
         if tokenizer is None:
             raise InputError("tokenizer is missing. Pass the tokenizer of the model.")
-        class_name = loaded.config.architectures[0] if isinstance(loaded, EngineModel) else type(loaded).__name__
+        is_export = isinstance(loaded, EngineModel)
+        class_name = str((loaded.config.architectures or [""])[0]) if is_export else type(loaded).__name__
         if task is None:
             task = list_tasks()[find_head(class_name, "model: unexpected class")]()
         elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:

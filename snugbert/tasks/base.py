@@ -279,6 +279,14 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def pair(self, references: list[Any], predictions: list[Any]) -> tuple[SplitT, Answers]:
         """Returns labeled examples and answers made from the inputs of [`TaskMetric`]. Texts are not needed."""
 
+    def select(self, split: SplitT, indices: np.ndarray, name: str) -> SplitT:
+        """Returns some of the labeled examples of a split, as a split of another name. For `--folds`."""
+        raise InputError("--folds is for snugbert glue and ner. Remove the flag.")
+
+    def rate_labels(self, split: SplitT, logits: Logits, features: FeaturesT) -> list[dict[str, Any]]:
+        """Returns columns of each labeled example, such as its row, its label, and the probability of its label."""
+        raise NotImplementedError
+
     # --- files --------------------------------------------------------------------------------------------------
 
     def list_prediction_files(self, split: SplitT) -> list[str]:

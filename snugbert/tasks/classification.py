@@ -495,6 +495,36 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         split.references = np.array(references)
         return split, TextAnswers(np.array(predictions))
 
+    def select(self, split: TextSplit, indices: np.ndarray, name: str) -> TextSplit:
+        """Returns some of the examples. See [`Task`]."""
+        assert split.references is not None
+        return replace(
+            split,
+            name=name,
+            texts=[[column[index] for index in indices] for column in split.texts],
+            labels=[split.labels[index] for index in indices],
+            indices=[split.indices[index] for index in indices],
+            rows=[split.rows[index] for index in indices],
+            references=split.references[indices],
+        )
+
+    def rate_labels(self, split: TextSplit, logits: Logits, features: Features) -> list[dict[str, Any]]:
+        """Returns the predictions of labeled examples. With several labels, the least likely decides. See [`Task`]."""
+        answers, references = self.decode(logits, split, features), split.references
+        if self.labels is None or answers.probabilities is None or references is None:
+            raise InputError("--folds needs labels that are not numbers. Remove the flag.")
+        if references.ndim == 2:
+            own = np.where(references == 1, answers.probabilities, 1 - answers.probabilities).min(axis=1)
+        else:
+            own = answers.probabilities[np.arange(len(references)), references]
+        labels = self.name_answers(references.astype(np.int64), self.labels)
+        rows = []
+        for index, predicted in enumerate(self.to_columns(split, answers)):
+            row = {"row": split.rows[index], "label": labels[index], "label_probability": float(own[index])}
+            texts = {name: texts[index] for name, texts in zip(split.text_columns, split.texts, strict=True)}
+            rows.append(row | predicted | texts)
+        return rows
+
     # --- files --------------------------------------------------------------------------------------------------
 
     def list_prediction_files(self, split: TextSplit) -> list[str]:

@@ -28,7 +28,7 @@ class ExampleCopies:
         """Counts the copies within the training examples, and between these splits and all earlier ones."""
         for name, split in splits.items():
             texts, labels = task.list_texts(split)
-            keys = _hash_texts(texts, task.tokenizer)
+            keys = hash_texts(texts, task.tokenizer)
             title = set_title(task.set_names[name]) if name in task.set_names else "training"
             if name == "train":
                 self._count_within(keys, labels, task.noun)
@@ -55,7 +55,7 @@ class ExampleCopies:
                 logger.warning("%s Scores on copies are too high. Remove the copies from one set.", sentence)
 
 
-def _hash_texts(columns: Iterable[Iterable[str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def hash_texts(columns: Iterable[Iterable[str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns a hash of the texts of each example. `columns` has a list of texts for each text of an example."""
     normalizer = tokenizer.backend_tokenizer.normalizer
     # `normalize_str` takes longer than all the rest. ASCII text needs only a table, and words and contexts repeat.

@@ -7,6 +7,7 @@ Start and end are positions in a Python string. The tokenizer finds the words of
 
 import logging
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -116,12 +117,12 @@ def read_annotated_texts(
     columns = args.span_columns
     documents = (args.document_column_name,) if args.document_column_name else DOCUMENT_COLUMNS
     sentences, texts, mistakes, rejected = [], [], [], 0
-    for row, values in read_rows(data):
+    for row, original in read_rows(data):
         where = f"{source}, row {row}"
-        if values.get("answer") in REJECTED:
+        if original.get("answer") in REJECTED:
             rejected += 1
             continue
-        values = _open_row(values, args)
+        values = _open_row(original, args)
         try:
             text = find_words(read_text(values, args.text_column_name or "text"), tokenizer)
         except InputError as error:
@@ -169,8 +170,9 @@ def _read_spans(value: Any, where: str) -> list[Span]:
 def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str], list[str]]:
     """Returns the tags of the words in BIO, and a sentence about each span that does not fit."""
     tags = ["O"] * len(text.words)
-    starts, ends = (np.array(positions) for positions in zip(*text.words, strict=True)) if text.words else ([], [])
-    mistakes, previous = [], None
+    starts, ends = ([word[side] for word in text.words] for side in (0, 1))
+    mistakes: list[str] = []
+    previous = None
     for span in sorted({*spans}, key=lambda span: span[:3]):
         found = text.text[max(span.start, 0) : span.end]
         start, end = span.end - len(found.lstrip()), span.start + len(found.rstrip())  # without spaces around it
@@ -179,7 +181,7 @@ def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str]
                 f"{where}: the entities {previous} and {span} overlap, but a word has one tag. Remove one of them. "
                 "GLiNER can find overlapping entities."
             )
-        first, last = int(np.searchsorted(ends, start, "right")), int(np.searchsorted(starts, end)) - 1
+        first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
         if not found.strip() or span.end > len(text.text) or span.start < 0 or span.text not in (None, found):
             expected = "" if span.text is None else f", not {span.text!r}"
             mistakes.append(f"{where}: the entity {span} does not match the text: it is {found!r:.60}{expected}.")

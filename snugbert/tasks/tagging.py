@@ -7,6 +7,7 @@ Shapes: N sentences.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, list_labels, store_labels
-from snugbert.tasks.entity_spans import find_words, list_spans
+from snugbert.tasks.entity_spans import Text, find_words, list_spans
 from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
 from snugbert.tasks.tag_windows import TagWindows, make_tag_windows, put_space_before_words
 from snugbert.tasks.tagged_sentences import (
@@ -224,6 +225,38 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         if not split.has_entities:
             return []
         return sorted(split.types.union(kind for label in self.labels or () for kind, _, _ in decode_tags([label])))
+
+    def select(self, split: TagSplit, indices: np.ndarray, name: str) -> TagSplit:
+        """Returns some of the sentences. See [`Task`]."""
+        texts: Sequence[Text | None] = split.texts or [None] * split.num_examples
+        chosen = [split.sentences[index] for index in indices]
+        return replace(split, name=name, sentences=chosen, texts=[texts[index] for index in indices])
+
+    def rate_labels(self, split: TagSplit, logits: Logits, features: TagWindows) -> list[dict[str, Any]]:
+        """Returns the word of each sentence whose tag is least likely, its tag and its probability. See [`Task`]."""
+        answers, references = self.decode(logits, split, features), self.list_references(split)
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        words = softmax(logits[features.window_indices, features.token_indices].astype(np.float64), axis=-1)
+        tags = [tag for sentence in split.sentences for tag in sentence.tags or ()]
+        own = words[np.arange(len(words)), list(map((self.labels or []).index, tags))]
+        ends = np.cumsum([len(sentence.words) for sentence in split.sentences])[:-1]
+        rows = []
+        parts = zip(split.sentences, split.texts, references, answers.tags, np.split(own, ends), strict=True)
+        for sentence, text, expected, found, probabilities in parts:
+            worst = int(probabilities.argmin())
+            rows.append(
+                {
+                    "row": sentence.row,
+                    "label": expected[worst],
+                    "predicted_label": found[worst],
+                    "label_probability": float(probabilities[worst]),
+                    "word": sentence.words[worst],
+                    "text": " ".join(sentence.words) if text is None else text.text,
+                    "tags": expected,
+                    "predicted_tags": found,
+                }
+            )
+        return rows
 
     def list_label_metrics(self, split: TagSplit) -> tuple[str, ...]:
         """Returns the metrics of each entity type in the sentences. See [`Task`]."""

@@ -10,6 +10,7 @@ from snugbert.tasks import list_tasks
 from snugbert.tasks.base import Task
 from snugbert.trainers.finetuning.distillation_trainer import prepare_student
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.folds import run_folds
 from snugbert.trainers.finetuning.prepare_task import prepare_task
 from snugbert.trainers.finetuning.single_run import Start, find_start, fine_tune, run_dry_fine_tuning
 from snugbert.trainers.finetuning.sweep import run_sweep
@@ -48,10 +49,14 @@ def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, arg
         prepared = prepare_student(task, model_args, model_args.as_teacher(), sources, args)
     else:
         prepared = prepare_task(task, model_args, sources)
+    if args.folds and not args.dry_run:
+        run_folds(prepared, args)
+        return 0.0
     if args.sweeps:
         return run_sweep(prepared, args)
     if args.dry_run:
-        return run_dry_fine_tuning(prepared, args, start.checkpoint, number=0 if start.finished else 1)
+        number = 0 if start.finished else args.folds or 1
+        return run_dry_fine_tuning(prepared, args, start.checkpoint, number)
     results = fine_tune(prepared, args, start=start)
     if args.should_save:
         print(f"\n{format_summary(prepared.facts, results, Path(str(args.output_dir)))}", flush=True)

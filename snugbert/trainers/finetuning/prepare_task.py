@@ -53,6 +53,7 @@ class PreparedTask:
     model_args: FineTunedModelArguments  # the checkpoint
     config: SnugBertConfig  # of the models, with the task's labels
     student_layers: list[int] | None  # the layers of the checkpoint that the models have. None: all
+    train_split: Any  # the labeled training examples. None: there are none
     train_features: Dataset | None  # None: the run only scores and predicts
     evaluation_sets: list[EvaluationSet[Any]]  # the first validation set is scored during training
     data: dict[str, list[DataSource]]  # where the examples of "train" and of each evaluation set come from
@@ -174,6 +175,7 @@ def prepare_task(
         model_args=model_args,
         config=config,
         student_layers=student_layers,
+        train_split=splits.get("train"),
         train_features=concatenate_datasets(train_features) if training else None,
         evaluation_sets=evaluation_sets,
         data=data,

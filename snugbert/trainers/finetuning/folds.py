@@ -1,0 +1,114 @@
+"""Finds wrong labels: predicts each training example with a model that has not seen it, `snugbert glue --folds 5`.
+
+    training examples -> folds -> a model for each fold, trained on the others -> predictions -> least likely labels
+
+The predictions of a finished fold are in OUTPUT/folds/HASH, so an interrupted command continues with the next fold.
+The hash stands for data, model and settings.
+"""
+
+import copy
+import csv
+import io
+import json
+import logging
+import shutil
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.model_selection import GroupKFold
+
+from snugbert.errors import InputError, format_count
+from snugbert.files import dump_json, hash_json, write_atomically
+from snugbert.tasks.copies import hash_texts
+from snugbert.tasks.evaluation_set import EvaluationSet
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.prepare_task import PreparedTask
+from snugbert.trainers.finetuning.run_records import OUTCOME_SETTINGS, collect_settings, compared_settings
+from snugbert.trainers.finetuning.settled_arguments import settle_arguments
+from snugbert.trainers.finetuning.single_run import find_start, make_trainer
+from snugbert.trainers.run.processes import ask_first_process, wait_for_all
+from snugbert.trainers.run.stopping import raise_if_interrupted
+
+PREDICTIONS, SUSPICIOUS = "out_of_fold_predictions.jsonl", "suspicious_labels.csv"  # in the output folder
+# The first columns of `SUSPICIOUS`. The texts follow.
+COLUMNS = ("row", "label", "predicted_label", "label_probability", "copies", "rows_with_another_label")
+
+logger = logging.getLogger(__name__)
+
+
+def run_folds(prepared: PreparedTask, args: FineTuningArguments) -> None:
+    """Writes the out-of-fold predictions of all training examples, and the labels that are probably wrong."""
+    task, split = prepared.task, prepared.train_split
+    if split is None or prepared.soft_targets is not None or args.sweeps:
+        raise InputError("--folds needs training examples, and cannot be combined with a teacher, --sweep or --seeds.")
+    settle_arguments(prepared, args)
+    texts, labels = task.list_texts(split)
+    # Copies share a fold. Otherwise, a wrong label of a copy would be learned, and would not look wrong.
+    copies: dict[int, list[int]] = defaultdict(list)
+    for index, key in enumerate(hash_texts(texts, task.tokenizer)):
+        copies[key].append(index)
+    groups = np.zeros(split.num_examples, np.int64)
+    for number, indices in enumerate(copies.values()):
+        groups[indices] = number
+    settings = collect_settings(args, OUTCOME_SETTINGS) | compared_settings(prepared, args, finished=True)
+    folder = Path(str(args.output_dir)) / "folds" / hash_json([settings, args.folds])[:16]
+    rows: dict[int, dict[str, Any]] = {}
+    folds = GroupKFold(args.folds or 0, shuffle=True, random_state=args.seed).split(groups, groups=groups)
+    for fold, (seen, held_out) in enumerate(folds, start=1):
+        file = folder / f"{fold}.json"
+        if not ask_first_process(file.exists):
+            logger.info("fold %d of %d", fold, args.folds)
+            _predict_fold(prepared, args, seen, held_out, file)
+        found = json.loads(file.read_text(encoding="utf-8"))
+        rows |= {index: {"fold": fold, **row} for index, row in zip(held_out.tolist(), found, strict=True)}
+    if args.should_save:
+        for indices in copies.values():
+            for index in indices:
+                others = [rows[each]["row"] for each in indices if labels[each] != labels[index]]
+                rows[index] |= {"copies": len(indices) - 1, "rows_with_another_label": others}
+        _write_rows([rows[index] for index in sorted(rows)], Path(str(args.output_dir)))
+
+
+def _predict_fold(
+    prepared: PreparedTask, args: FineTuningArguments, seen: np.ndarray, held_out: np.ndarray, file: Path
+) -> None:
+    """Trains on the examples `seen`, and writes the predictions of those that are `held_out` into a file."""
+    task, split = prepared.task, prepared.train_split
+    examples = EvaluationSet(task, task.select(split, held_out, "test"))
+    part = replace(prepared, train_features=task.encode(task.select(split, seen, "train")).inputs)
+    run_args = copy.copy(args)
+    run_args.output_dir, run_args.folds = str(file.with_suffix("")), None
+    run_args.overwrite_output_dir, run_args.resume_from_checkpoint, run_args.push_to_hub = True, "true", False
+    trainer = make_trainer(part, run_args)
+    trainer.train(find_start(run_args).checkpoint)
+    raise_if_interrupted(trainer)
+    output = trainer.predict(examples.features.inputs)
+    rows = task.rate_labels(examples.split, output.predictions, examples.features)  # type: ignore[arg-type]
+    if args.should_save:
+        write_atomically(file, dump_json(rows))
+        shutil.rmtree(str(run_args.output_dir), ignore_errors=True)  # checkpoints
+    wait_for_all()
+
+
+def _write_rows(rows: list[dict[str, Any]], output_dir: Path) -> None:
+    write_atomically(output_dir / PREDICTIONS, "".join(f"{dump_json(row)}\n" for row in rows))
+    wrong = sum(row["label"] != row["predicted_label"] for row in rows)
+    listed = [row for row in rows if row["label"] != row["predicted_label"] or row["rows_with_another_label"]]
+    listed.sort(key=lambda row: row["label_probability"])
+    others = [name for name in rows[0] if name not in (*COLUMNS, "fold", "probabilities", "tags", "predicted_tags")]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, [*COLUMNS, *others], extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in listed:
+        cells = {name: ", ".join(map(str, cell)) if isinstance(cell, list) else cell for name, cell in row.items()}
+        writer.writerow(cells | {"label_probability": f"{row['label_probability']:.4f}"})
+    write_atomically(output_dir / SUSPICIOUS, "\ufeff" + table.getvalue())  # the mark tells Excel the encoding
+    print(
+        f"\nOut-of-fold predictions differ from the labels of {wrong:,} of {format_count(len(rows), 'example')} "
+        f"({wrong / len(rows):.1%}).\n{output_dir / SUSPICIOUS}: the least likely labels first, "
+        f"{format_count(len(listed), 'row')}\n{output_dir / PREDICTIONS}: all rows",
+        flush=True,
+    )
