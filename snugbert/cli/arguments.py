@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
+from snugbert.cli.old_arguments import REMOVED, translate
 from snugbert.errors import InputError, did_you_mean, explain_choice
 
 
@@ -109,10 +110,19 @@ def check_argument_names(owner: type, given: Iterable[str]) -> None:
     takes_others = any(each.kind is each.VAR_KEYWORD for each in names.values())  # a user's subclass
     for name in given:
         if name not in names and not takes_others:
-            raise TypeError(f"{owner.__name__}: no argument {name!r}.{did_you_mean(name, names)}")
+            hint = f" {REMOVED[name]}" if name in REMOVED else did_you_mean(name, names)
+            raise TypeError(f"{owner.__name__}: no argument {name!r}.{hint}")
 
 
-class ListsArguments:
+class TranslatesArguments(type):
+    """A class whose calls may use argument names of transformers 4."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes an instance."""
+        return super().__call__(*args, **translate(kwargs, inspect.signature(cls).parameters))
+
+
+class ListsArguments(metaclass=TranslatesArguments):
     """Base of classes with many keyword arguments: completion and `help` list them, and a wrong name is explained."""
 
     __signature__ = InitSignature()

@@ -19,6 +19,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
+from snugbert.cli.old_arguments import NEW_NAMES, REMOVED, SWITCHES
 from snugbert.errors import InputError, did_you_mean, explain_choice, explain_files, explain_folder, join_lines
 from snugbert.storage.inputs import stage
 from snugbert.storage.uploads import choose_output, find_output
@@ -26,12 +27,6 @@ from snugbert.storage.urls import hide_credentials, is_url, name_parts
 
 logger = logging.getLogger(__name__)
 
-# Flags of transformers 4 that transformers 5 renamed. Command lines written for transformers 4 keep working.
-OLD_NAMES = {
-    "--warmup_steps": ("--warmup_ratio",),  # a value below 1 is a share of the steps
-    "--eval_strategy": ("--evaluation_strategy",),
-    "--use_cpu": ("--no_cuda",),
-}
 MODEL_FLAGS = ("model", "model_name_or_path", "tokenizer_name", "teacher_name_or_path", "init")
 # Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
 INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
@@ -126,7 +121,15 @@ class ArgumentParser(HfArgumentParser):
             names = (names[0].removeprefix("--"),)
             del options["required"]  # argparse always requires positional arguments
         group = self.groups["output" if names[0].removeprefix("--").startswith(OUTPUT_PREFIXES) else self.group]
-        action = group.add_argument(*names, *OLD_NAMES.get(names[0], ()), **options)
+        old_names = [f"--{old}" for old, new in NEW_NAMES.items() if names[0] == f"--{new}"]
+        action = group.add_argument(*names, *old_names, **options)
+        for old, (new, value) in SWITCHES.items():
+            if action.dest == new:
+                values = {True: value, False: action.default}
+                options = {"type": lambda text, values=values: values[string_to_bool(text)]}
+                group.add_argument(
+                    f"--{old}", dest=new, nargs="?", const="true", default=SUPPRESS, help=SUPPRESS, **options
+                )
         if action.const is True:
             group.add_argument(
                 f"--no_{action.dest}", action="store_false", dest=action.dest, default=SUPPRESS, help=SUPPRESS
@@ -152,8 +155,10 @@ class ArgumentParser(HfArgumentParser):
         for word in argv:
             flag = word.partition("=")[0]  # a value may begin with two hyphens
             if re.fullmatch(r"--\w[\w-]*", flag) and flag not in self._option_string_actions:
-                hint = did_you_mean(flag.removeprefix("--").replace("-", "_"), known, prefix="--")
-                self.error(f"{where}unknown argument {flag}.{hint}")
+                name = flag.removeprefix("--").replace("-", "_")
+                if name in REMOVED:
+                    self.error(f"{where}{flag} was an argument of transformers 4. {REMOVED[name]}")
+                self.error(f"{where}unknown argument {flag}.{did_you_mean(name, known, prefix='--')}")
 
     def parse_given(self, argv: list[str]) -> dict[str, Any]:
         """Returns the arguments of a command line and of the files that `--config` names, by their names."""

@@ -1,0 +1,61 @@
+"""Arguments of transformers 4 and its example scripts that transformers 5 lacks: their new names, or what to do.
+
+These are the fields of `TrainingArguments` in transformers 4.40 and 4.57 that 5.23 does not have, and arguments of
+the scripts that SnugBERT's commands replace.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Arguments with the same values. A `warmup_steps` below 1 is a share of the steps.
+NEW_NAMES = {
+    "warmup_ratio": "warmup_steps",
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "push_to_hub_token": "hub_token",
+    "push_to_hub_model_id": "hub_model_id",
+    "torchdynamo": "torch_compile_backend",
+}
+# Switches that became values of other arguments.
+SWITCHES = {"group_by_length": ("train_sampling_strategy", "group_by_length"), "adafactor": ("optim", "adafactor")}
+REMEDIES = {
+    ("logging_dir",): "Set the environment variable TENSORBOARD_LOGGING_DIR instead.",
+    (
+        "save_safetensors",
+        "use_fast_tokenizer",
+        "low_cpu_mem_usage",
+        "use_mps_device",
+    ): "This is the default. Remove it.",
+    ("use_auth_token",): "The token of `hf auth login` is used. Remove it, or set token.",
+    ("overwrite_cache", "preprocessing_num_workers"): "Nothing is cached. Data are tokenized in memory. Remove it.",
+    ("fp16_opt_level", "half_precision_backend", "fp16_backend"): "16-bit training does not use Apex. Remove it.",
+    ("jit_mode_eval", "use_ipex"): "For prediction on CPUs, use `snugbert export`. Remove it.",
+    ("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap"): "FSDP is not supported. Remove it.",
+    ("dispatch_batches", "split_batches"): "Set it in accelerator_config instead.",
+    ("push_to_hub_organization",): "Write ORGANIZATION/NAME in hub_model_id instead.",
+    ("train_split_name", "validation_split_name", "test_split_name", "remove_splits"): "Rename the splits instead.",
+    ("remove_columns", "text_column_delimiter"): "Name one or two columns in text_column_names instead.",
+    ("shuffle_train_dataset", "shuffle_seed"): "Data are always shuffled. Set data_seed instead.",
+    ("metric_name",): "The task has its metrics. Set metric_for_best_model to choose one.",
+    ("model_type",): "Set config_name to a size, such as base, instead.",
+    ("validation_split_percentage",): "Put a part of the text into a file, and pass it as validation_file.",
+    ("line_by_line",): "Separate documents by blank lines instead.",
+    ("include_inputs_for_metrics", "include_tokens_per_second", "past_index", "ray_scope"): "Remove it.",
+    ("tpu_num_cores", "tpu_metrics_debug", "use_legacy_prediction_loop", "mp_parameters"): "Remove it.",
+}
+REMOVED = {name: remedy for names, remedy in REMEDIES.items() for name in names}
+
+
+def translate(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns keyword arguments with new names. Names that are `known`, and all other names, stay."""
+    translated = {}
+    for name, value in arguments.items():
+        if name in known or name not in (*NEW_NAMES, *SWITCHES):
+            translated[name] = value
+        elif name in NEW_NAMES:
+            translated[NEW_NAMES[name]] = value
+        elif value:
+            translated.update([SWITCHES[name]])
+    return translated
