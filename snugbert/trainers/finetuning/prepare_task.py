@@ -53,7 +53,6 @@ class PreparedTask:
     model_args: FineTunedModelArguments  # the checkpoint
     config: SnugBertConfig  # of the models, with the task's labels
     student_layers: list[int] | None  # the layers of the checkpoint that the models have. None: all
-    train_split: Any  # the labeled training examples. None: there are none
     train_features: Dataset | None  # None: the run only scores and predicts
     evaluation_sets: list[EvaluationSet[Any]]  # the first validation set is scored during training
     data: dict[str, list[DataSource]]  # where the examples of "train" and of each evaluation set come from
@@ -61,6 +60,7 @@ class PreparedTask:
     copies: ExampleCopies = field(default_factory=ExampleCopies)  # among the examples
     soft_targets: SoftTargets | None = None  # None: no teacher
     is_teacher: bool = False  # of a student
+    train_split: Any = None  # the labeled training examples. None: there are none
 
     @property
     def validation_set(self) -> EvaluationSet[Any] | None:
@@ -175,13 +175,13 @@ def prepare_task(
         model_args=model_args,
         config=config,
         student_layers=student_layers,
-        train_split=splits.get("train"),
         train_features=concatenate_datasets(train_features) if training else None,
         evaluation_sets=evaluation_sets,
         data=data,
         settings=collect_data_settings(task.args),
         copies=copies,
         is_teacher=is_teacher,
+        train_split=splits.get("train"),
     )
 
 

@@ -221,7 +221,7 @@ def test_a_model_in_memory_is_trained_in_place(train, dev, tmp_path):
         ({"processing_class": None}, "processing_class is missing"),
         ({"train_dataset": DatasetDict(train=train)}, r"not a DatasetDict\. Pass one of its splits"),
         ({"train_dataset": None, "eval_dataset": None}, "no data"),
-        ({"args": arguments(tmp_path, seeds=2)}, "--sweep and --seeds"),
+        ({"args": arguments(tmp_path, seeds=2)}, "--sweep, --seeds, --folds"),
         ({"args": TrainingArguments(str(tmp_path))}, "args: expected FineTuningArguments, not TrainingArguments"),
     ):
         given = {"model": model, "args": args, "task": task, "processing_class": TOKENIZER} | data | changes
