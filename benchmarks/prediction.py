@@ -171,7 +171,7 @@ def count_differences(task: str, ours: Rows, stock: Rows) -> tuple[int, float]:
             same, scores = mine["predicted_label"] == other["label"], [max(mine["probabilities"].values())]
             others = [other["score"]]
         elif task == "token-classification":
-            entities = [(each["type"], each["start"], each["end"]) for each in mine["entities"]]
+            entities = [(each["label"], each["start"], each["end"]) for each in mine["entities"]]
             same = entities == [(each["entity_group"], each["start"], each["end"]) for each in other]
             scores, others = [each["score"] for each in mine["entities"]], [each["score"] for each in other]
         else:

@@ -3,9 +3,8 @@
 The original and the export are compared on texts of all lengths. Shapes: B texts of at most L tokens.
 """
 
-import dataclasses
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -15,18 +14,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from snugbert.cli.model_arguments import HubArguments
-from snugbert.data.tables import make_source, read_rows, read_text
 from snugbert.data.text_lines import read_text_lines
 from snugbert.errors import InputError
 from snugbert.export.export_arguments import ENGINES, ExportArguments
-from snugbert.families.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
+from snugbert.families.comparing import FLOAT32_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.families.conversion import check_new_model, convert_model, put_in_place
-from snugbert.families.engine_models import EngineModel
 from snugbert.families.loading import is_regression, max_tokens
 from snugbert.families.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.families.sentence_transformers_files import (
@@ -37,11 +33,7 @@ from snugbert.families.sentence_transformers_files import (
 )
 from snugbert.families.stock_models import choose_family, keep_encoder
 from snugbert.files import explaining_failed_writes, read_json, write_json
-from snugbert.prediction.predictor import Predictor
 from snugbert.reports.exported_card import Export, Wrapper, write_card
-from snugbert.tasks import list_tasks
-
-Score = Callable[[Run], dict[str, float]]
 
 CALIBRATION_TEXTS = 300  # as in NNCF's default `subset_size`
 LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memory
@@ -52,14 +44,12 @@ def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
     """Exports a model, and prints a summary. This is `snugbert export`."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    done = _export(args, None, hub_args.hub)
+    done = _export(args, hub_args.hub)
     print(f"Exported {args.input} to {args.output} for {done.engine}")
     print(f"Weights: {done.dtype}, {done.size / 1e6:,.1f} MB")
     for note in done.notes:
         print(f"Note: {note}")
     print(f"Check: outputs differ by at most {done.difference:.1e} on {done.num_texts:,} texts")
-    for metric, (before, after) in done.scores.items():
-        print(f"Score: {metric} {after:.4f}, before export {before:.4f}")
 
 
 def export_model(
@@ -68,7 +58,6 @@ def export_model(
     to: str,
     *,
     dtype: str | torch.dtype = "float32",
-    eval_dataset: Any = None,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
@@ -84,7 +73,6 @@ def export_model(
         output_dir: the folder to write. Other files in it are kept.
         to: "onnx", "openvino" or "bert".
         dtype: dtype of the weights: "float32", "float16" (or torch's dtypes), or "int8".
-        eval_dataset: labeled rows as in [`FineTuningTrainer`]. Original and export are scored on them.
         revision, token, cache_dir: for a model on the Hub, as in `from_pretrained`.
         options: other arguments of `snugbert export`, such as `max_seq_length`, see [`ExportArguments`].
 
@@ -94,30 +82,21 @@ def export_model(
     """
     name: Any = str(dtype).removeprefix("torch.")
     args = ExportArguments(input=str(source), output=str(output_dir), to=to, dtype=name, **options)
-    return _export(args, eval_dataset, {"revision": revision, "token": token, "cache_dir": cache_dir})
+    return _export(args, {"revision": revision, "token": token, "cache_dir": cache_dir})
 
 
-def _export(args: ExportArguments, eval_dataset: Any, hub: dict[str, Any]) -> Export:
+def _export(args: ExportArguments, hub: dict[str, Any]) -> Export:
     engine = import_module(ENGINES[args.to])  # a missing package is reported before a download
-    labeled = None if args.validation_file is None else Path(args.validation_file)
-    if eval_dataset is not None:
-        if labeled is not None:
-            raise InputError("--validation_file and eval_dataset cannot be combined. Pass only one.")
-        labeled = make_source(eval_dataset, "eval_dataset")
-    if args.data_settings and labeled is None:
-        raise InputError(f"--{min(args.data_settings)} needs --validation_file.")
     source, output_dir = fetch_checkpoint(args.input, **hub), Path(args.output)
     check_new_model(source, output_dir, args.overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.head == "ForReplacedTokenDetection" and args.to == "bert":
         checkpoint = keep_encoder(checkpoint)
-    if labeled is not None:
-        _check_examples(args, checkpoint.head)
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
     with explaining_failed_writes(output_dir, "run the same command again"), temporary:
         written = Path(temporary.name) / "export"
-        model, done = _write_export(args, engine, source, checkpoint, written, labeled)
+        model, done = _write_export(args, engine, source, checkpoint, written)
         put_in_place(written, output_dir)
         wrapper: Wrapper | None = None  # the class of sentence-transformers that opens the folder
         if is_cross_encoder(source):
@@ -128,22 +107,12 @@ def _export(args: ExportArguments, eval_dataset: Any, hub: dict[str, Any]) -> Ex
     return done
 
 
-def _check_examples(args: ExportArguments, head: str) -> None:
-    """Checks that labeled examples, and the settings that read them, apply to a head."""
-    if head not in ("Model", *list_tasks()):
-        raise InputError(f"--validation_file: {head} cannot be scored. Remove the flag.")
-    known = set() if head == "Model" else {each.name for each in dataclasses.fields(list_tasks()[head].arguments)}
-    if unknown := sorted(args.data_settings.keys() - known):
-        raise InputError(f"--{unknown[0]} does not apply to {head}. Remove the flag.")
-
-
 def _write_export(
     args: ExportArguments,
     engine: ModuleType,
     source: Path,
     checkpoint: Checkpoint,
     written: Path,
-    labeled: Path | Dataset | None,
 ) -> tuple[PreTrainedModel, Export]:
     """Writes an export to the folder `written`, and runs the exported model. Returns the original and a summary."""
     to, dtype = args.to, args.dtype
@@ -157,12 +126,6 @@ def _write_export(
     limit = max_tokens(model, tokenizer)
     limit = LONGEST_TEXT if limit > 10**6 else limit
     batches = partial(make_batches, tokenizer=tokenizer, head=checkpoint.head, names=names)
-    score: Score | None = None
-    if labeled is not None and checkpoint.head == "Model":
-        score = _make_similarity_score(written, labeled, names, limit)
-    elif labeled is not None:
-        score = _make_score(args, checkpoint, labeled, tokenizer)
-    before = score(run_in_torch(model)) if score else {}  # now, because the labeled examples may be wrong
     calibration: list[Batch] = []
     if args.calibration_file:
         texts = read_text_file(Path(args.calibration_file), CALIBRATION_TEXTS)
@@ -185,7 +148,6 @@ def _write_export(
             f"{source}: in {engine.describe()}, the outputs differ by {difference:.1e}, and relative to the "
             f"largest value by {relative:.1e}. The limit is {FLOAT32_TOLERANCE:.0e}. Nothing was written."
         )
-    after = score(run) if score else {}
     return model, Export(
         engine=engine.describe(),
         model_class=converted.model_class,
@@ -194,7 +156,6 @@ def _write_export(
         size=sum(file.stat().st_size for file in written.glob("model*.safetensors" if to == "bert" else f"{to}/*")),
         difference=difference,
         num_texts=len(texts),
-        scores={name: (value, after[name]) for name, value in before.items()},
         notes=converted.notes if to == "bert" else [],  # which are about stock BERT
     )
 
@@ -301,54 +262,6 @@ def make_batches(
         shape = (len(chosen), 3, -1) if head == "ForMultipleChoice" else (len(chosen), -1)
         batches.append({name: np.asarray(padded[name], np.int64).reshape(shape) for name in names})
     return batches
-
-
-# --- scores -----------------------------------------------------------------------------------------------------
-
-
-def _make_score(
-    args: ExportArguments, checkpoint: Checkpoint, labeled: Path | Dataset, tokenizer: PreTrainedTokenizerBase
-) -> Score:
-    """Returns a function that scores a model, run by any engine, as the fine-tuning commands do."""
-    task_class, data = list_tasks()[checkpoint.head], args.data_settings
-    return lambda run: Predictor(EngineModel(checkpoint.config, run), tokenizer, task_class(**data)).evaluate(labeled)
-
-
-def _make_similarity_score(folder: Path, labeled: Path | Dataset, names: list[str], limit: int) -> Score:
-    """Returns a function that scores an encoder in its modules of sentence-transformers, as on STS-B.
-
-    The score is the rank correlation of cosine similarities with the scores of pairs. `names` are the inputs of the
-    encoder, and `limit` is its maximum number of tokens.
-    """
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-
-    first, second, scores = [], [], []
-    for row, values in read_rows(labeled):
-        try:
-            first.append(read_text(values, "sentence1"))
-            second.append(read_text(values, "sentence2"))
-            scores.append(float(values["score"]))
-        except (KeyError, TypeError, ValueError) as error:
-            file = labeled if isinstance(labeled, Path) else "the dataset"
-            raise InputError(
-                f"{file}, row {row}: expected texts in sentence1 and sentence2, and a number in score."
-            ) from error
-    evaluator = EmbeddingSimilarityEvaluator(
-        first, second, scores, batch_size=BATCH_SIZE, similarity_fn_names=["cosine"]
-    )
-    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    model.max_seq_length = min(limit, model.max_seq_length or limit)
-
-    def score(run: Run) -> dict[str, float]:
-        def forward(features: dict[str, Any], **_: Any) -> dict[str, Any]:
-            states = run({name: features[name].numpy() for name in names})["last_hidden_state"]
-            return features | {"token_embeddings": torch.from_numpy(np.asarray(states))}
-
-        model[0].forward = forward
-        return {"spearman": float(evaluator(model)["spearman_cosine"])}
-
-    return score
 
 
 # --- files ------------------------------------------------------------------------------------------------------

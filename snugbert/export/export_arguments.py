@@ -1,7 +1,7 @@
 """The arguments of `snugbert export`."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from snugbert.cli.arguments import ConvertedArguments, argument, check_ranges
 from snugbert.errors import InputError
@@ -13,8 +13,6 @@ ENGINES = {
     "openvino": "snugbert.export.openvino_engine",
     "bert": "snugbert.export.stock_engine",
 }
-# How to read --validation_file, as in the arguments of the model's task.
-DATA_SETTINGS = ("task_name", "text_column_names", "label_column_name", "max_seq_length", "version_2_with_negative")
 
 
 @dataclass(kw_only=True)
@@ -29,18 +27,6 @@ class ExportArguments(ConvertedArguments):
     text_file: str | None = argument(
         None, "Extra text for comparing outputs, a text per line. Default: only built-in text."
     )
-    validation_file: str | None = argument(
-        None, "Labeled examples to score the model and its export on, as for the fine-tuning commands."
-    )
-    task_name: str | None = argument(None, "GLUE task of --validation_file. Default: your own data.")
-    text_column_names: str | None = argument(
-        None, "Text columns of --validation_file, for sequence classification. Default: as in snugbert glue."
-    )
-    label_column_name: str | None = argument(None, "Label column of --validation_file. Default: as in training.")
-    max_seq_length: int | None = argument(
-        None, "Maximum tokens for --validation_file. Default: as in the fine-tuning command."
-    )
-    version_2_with_negative: bool = argument(False, "--validation_file has questions without an answer.")
 
     def __post_init__(self):
         check_ranges(self)
@@ -48,8 +34,3 @@ class ExportArguments(ConvertedArguments):
             raise InputError("--dtype int8: transformers has no int8 BERT for CPUs. Use --to onnx or --to openvino.")
         if self.calibration_file is not None and self.dtype != "int8":
             raise InputError("--calibration_file needs --dtype int8.")
-
-    @property
-    def data_settings(self) -> dict[str, Any]:
-        """The given values of `DATA_SETTINGS`."""
-        return {name: getattr(self, name) for name in DATA_SETTINGS if getattr(self, name)}

@@ -24,8 +24,6 @@ class Export:
     size: int  # of the model files, in bytes
     difference: float  # largest difference from the outputs of the SnugBERT model
     num_texts: int  # that both models ran on
-    # Metric -> its value in the SnugBERT model and in the export. Empty without a validation file.
-    scores: dict[str, tuple[float, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -67,6 +65,5 @@ def write_card(
         done=done,
         labels=[code_span(labels[index]) for index in sorted(labels)] if head.has_labels else [],
         thresholds=[f"{code_span(label)} from {value:.3f}" for label, value in thresholds.items()],
-        scores=[(metric, f"{before:.4f}", f"{after:.4f}") for metric, (before, after) in done.scores.items()],
         code=render("run_export.md", config=config, **run),
     )
