@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from snugbert.cli.old_arguments import REMOVED, translate
+from snugbert.cli.old_arguments import REMOVED
 from snugbert.errors import InputError, did_you_mean, explain_choice
 
 
@@ -114,15 +114,7 @@ def check_argument_names(owner: type, given: Iterable[str]) -> None:
             raise TypeError(f"{owner.__name__}: no argument {name!r}.{hint}")
 
 
-class TranslatesArguments(type):
-    """A class whose calls may use argument names of transformers 4."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes an instance."""
-        return super().__call__(*args, **translate(kwargs, inspect.signature(cls).parameters))
-
-
-class ListsArguments(metaclass=TranslatesArguments):
+class ListsArguments:
     """Base of classes with many keyword arguments: completion and `help` list them, and a wrong name is explained."""
 
     __signature__ = InitSignature()

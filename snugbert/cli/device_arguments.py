@@ -1,9 +1,10 @@
 """`TrainingArguments` whose defaults fit the device."""
 
 import copy
+import inspect
 import os
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from transformers import TrainingArguments
 from transformers.utils import strtobool
 
 from snugbert.cli.arguments import NOT_NEGATIVE, ListsArguments, argument
+from snugbert.cli.old_arguments import translate
 from snugbert.errors import InputError, explain_choice
 
 # Processes that make batches, for each GPU. They start again in each epoch. With `dataloader_persistent_workers`,
@@ -30,8 +32,16 @@ PRECISIONS = {
 }
 
 
+class TranslatesArguments(type):
+    """A class whose calls may use argument names of transformers 4."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes an instance."""
+        return super().__call__(*args, **translate(kwargs, inspect.signature(cls).parameters))
+
+
 @dataclass
-class DeviceArguments(ListsArguments, TrainingArguments):
+class DeviceArguments(ListsArguments, TrainingArguments, metaclass=TranslatesArguments):
     """`TrainingArguments` whose precision, compilation and number of data workers fit the device by default.
 
     After `__init__`, `bf16` and `tf32` are booleans (see [`choose_precision`]), `dataloader_num_workers` is an integer

@@ -4,7 +4,7 @@ These are the fields of `TrainingArguments` in transformers 4.40 and 4.57 that 5
 the scripts that SnugBERT's commands replace.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 # Arguments with the same values. A `warmup_steps` below 1 is a share of the steps.
@@ -22,15 +22,13 @@ NEW_NAMES = {
 SWITCHES = {"group_by_length": ("train_sampling_strategy", "group_by_length"), "adafactor": ("optim", "adafactor")}
 REMEDIES = {
     ("logging_dir",): "Set the environment variable TENSORBOARD_LOGGING_DIR instead.",
-    (
-        "save_safetensors",
-        "use_fast_tokenizer",
-        "low_cpu_mem_usage",
-        "use_mps_device",
-    ): "This is the default. Remove it.",
+    ("save_safetensors",): "Weights are always saved as safetensors. Remove it.",
+    ("use_fast_tokenizer",): "Tokenizers are always fast. Remove it.",
+    ("low_cpu_mem_usage", "use_mps_device"): "This is the default. Remove it.",
     ("use_auth_token",): "The token of `hf auth login` is used. Remove it, or set token.",
-    ("overwrite_cache", "preprocessing_num_workers"): "Nothing is cached. Data are tokenized in memory. Remove it.",
-    ("fp16_opt_level", "half_precision_backend", "fp16_backend"): "16-bit training does not use Apex. Remove it.",
+    ("overwrite_cache",): "Changed data are always read again. Remove it.",
+    ("preprocessing_num_workers",): "Fine-tuning data are tokenized in seconds. Remove it.",
+    ("fp16_opt_level", "half_precision_backend", "fp16_backend"): "torch trains in 16 bits by itself. Remove it.",
     ("jit_mode_eval", "use_ipex"): "For prediction on CPUs, use `snugbert export`. Remove it.",
     ("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap"): "FSDP is not supported. Remove it.",
     ("dispatch_batches", "split_batches"): "Set it in accelerator_config instead.",
@@ -48,14 +46,15 @@ REMEDIES = {
 REMOVED = {name: remedy for names, remedy in REMEDIES.items() for name in names}
 
 
-def translate(arguments: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns keyword arguments with new names. Names that are `known`, and all other names, stay."""
-    translated = {}
-    for name, value in arguments.items():
-        if name in known or name not in (*NEW_NAMES, *SWITCHES):
-            translated[name] = value
-        elif name in NEW_NAMES:
-            translated[NEW_NAMES[name]] = value
-        elif value:
-            translated.update([SWITCHES[name]])
+def translate(arguments: Mapping[str, Any], known: Container[str] = ()) -> dict[str, Any]:
+    """Returns arguments with new names. An old name counts if the new name is missing, or has a value such as 0.
+
+    Names that are `known`, and all other names, stay.
+    """
+    old = [name for name in arguments if name not in known and name in (*NEW_NAMES, *SWITCHES)]
+    translated = {name: value for name, value in arguments.items() if name not in old}
+    for name in old:
+        new, value = SWITCHES[name] if name in SWITCHES else (NEW_NAMES[name], arguments[name])
+        if arguments[name] not in (None, False) and not translated.get(new):
+            translated[new] = value
     return translated

@@ -19,7 +19,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
-from snugbert.cli.old_arguments import NEW_NAMES, REMOVED, SWITCHES
+from snugbert.cli.old_arguments import NEW_NAMES, REMOVED, SWITCHES, translate
 from snugbert.errors import InputError, did_you_mean, explain_choice, explain_files, explain_folder, join_lines
 from snugbert.storage.inputs import stage
 from snugbert.storage.uploads import choose_output, find_output
@@ -121,15 +121,13 @@ class ArgumentParser(HfArgumentParser):
             names = (names[0].removeprefix("--"),)
             del options["required"]  # argparse always requires positional arguments
         group = self.groups["output" if names[0].removeprefix("--").startswith(OUTPUT_PREFIXES) else self.group]
-        old_names = [f"--{old}" for old, new in NEW_NAMES.items() if names[0] == f"--{new}"]
-        action = group.add_argument(*names, *old_names, **options)
-        for old, (new, value) in SWITCHES.items():
-            if action.dest == new:
-                values = {True: value, False: action.default}
-                options = {"type": lambda text, values=values: values[string_to_bool(text)]}
-                group.add_argument(
-                    f"--{old}", dest=new, nargs="?", const="true", default=SUPPRESS, help=SUPPRESS, **options
-                )
+        action = group.add_argument(*names, **options)
+        switch = {"type": string_to_bool, "nargs": "?", "const": True}
+        for old, new in (NEW_NAMES | {old: new for old, (new, _) in SWITCHES.items()}).items():
+            if names[0] == f"--{new}":  # `translate` renames the values
+                flags = (f"--{old}", f"--{old.replace('_', '-')}")
+                kind = (switch if old in SWITCHES else options) | {"default": SUPPRESS, "help": SUPPRESS}
+                group.add_argument(*flags, **kind)
         if action.const is True:
             group.add_argument(
                 f"--no_{action.dest}", action="store_false", dest=action.dest, default=SUPPRESS, help=SUPPRESS
@@ -171,7 +169,7 @@ class ArgumentParser(HfArgumentParser):
             argv = self._complete_switches(argv)
         files = [_stage_one("config", file) if is_url(file) else file for file in found.config]
         from_files = [word for file in files for word in self._read_config(file)]
-        return vars(self.parse_args(from_files + argv))
+        return translate(vars(self.parse_args(from_files + argv)))
 
     def _complete_switches(self, argv: list[str]) -> list[str]:
         """Adds `true` after a switch without a value. Otherwise, it would take a positional argument as its value."""

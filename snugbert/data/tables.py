@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
 from datasets import ClassLabel, Dataset, IterableDataset, List
 
 from snugbert.data.data_arguments import OnBadText
@@ -211,7 +212,10 @@ def make_source(data: Any, name: str) -> Path | Dataset:
         return data if data.format["type"] == "custom" else data.with_format(None)  # a transform makes the columns
     if _is_data_frame(data):
         check_header(name, [*data.columns])
-        return Dataset.from_pandas(data, preserve_index=False)
+        try:
+            return Dataset.from_pandas(data, preserve_index=False)
+        except pa.ArrowInvalid:  # lists such as [0, 3, "PER"]
+            data = data.to_dict("records")
     features = None
     if isinstance(data, IterableDataset):
         features, data = data.features, data.with_format(None)

@@ -28,8 +28,8 @@ def run_in_torch(model: PreTrainedModel) -> Run:
 
     @torch.inference_mode()
     def run(batch: Batch) -> Outputs:
-        outputs = model(**{name: torch.from_numpy(values).to(model.device) for name, values in batch.items()})
-        return {name: (x if x.dtype == torch.float64 else x.float()).cpu().numpy() for name, x in outputs.items()}
+        outputs = model(**{name: torch.from_numpy(values) for name, values in batch.items()})
+        return {name: (x if x.dtype == torch.float64 else x.float()).numpy() for name, x in outputs.items()}
 
     return run
 

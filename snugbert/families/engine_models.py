@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 from snugbert.families.comparing import TOKEN_OUTPUTS, Batch, Run
 
 ONNX_FILE, OPENVINO_FILE = "onnx/model.onnx", "openvino/openvino_model.xml"
-WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")  # of torch, next to which an export is not needed
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.index.json")  # of torch, next to which an export is not needed
 
 
 def find_export(folder: str | Path | None) -> Path | None:

@@ -285,11 +285,10 @@ def load_model(
     `trained`: the checkpoint must have all weights, because no training follows.
     """
     name = model_args.model_name_or_path
-    export = find_export(name)
-    if export is not None and trained:
+    if (export := find_export(name)) is not None:
+        if not trained:
+            raise InputError(f"{name} was exported and can only predict. To train, use the model that was exported.")
         return EngineModel(config, open_export(export))
-    if export is not None:
-        raise InputError(f"{name} was exported and can only predict. To train, use the model that was exported.")
     if trained and name is None:
         raise InputError(
             "--model_name_or_path is missing. This command needs trained weights. --config_name gives random weights."

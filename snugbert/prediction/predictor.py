@@ -22,7 +22,6 @@ from snugbert.configuration_snugbert import get_windows
 from snugbert.data.packed_batches import NUM_WINDOWS, pack
 from snugbert.data.tables import make_source, number_rows
 from snugbert.errors import InputError, list_columns
-from snugbert.families.comparing import run_in_torch
 from snugbert.families.engine_models import EngineModel
 from snugbert.families.loading import get_text_columns, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
@@ -102,8 +101,6 @@ class Predictor:
             task = list_tasks()[find_head(class_name, "model: unexpected class")]()
         elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:
             raise InputError(f"model: a {class_name} does not fit the task {type(task).__name__}.")
-        if not isinstance(loaded, SnugBertPreTrainedModel | EngineModel):  # stock models take no packed batches
-            loaded = EngineModel(loaded.config, run_in_torch(loaded.eval())).to(loaded.device)
         self.model, self.tokenizer, self.task = loaded.eval(), tokenizer, task.copy()
         self.columns = [columns] if isinstance(columns, str) else columns or task.given_columns
         self.max_batch_tokens, self.bf16, self.cuda_graphs = max_batch_tokens, bf16, cuda_graphs
@@ -196,12 +193,14 @@ class Predictor:
         lengths = np.array([len(ids) for ids in columns["input_ids"]])
         results: list[Any] = [None] * len(lengths)
         batches = list(split_by_tokens(lengths, self.max_batch_tokens))
-        multiple = None
-        if self.cuda_graphs:
+        packs, multiple = isinstance(self.model, SnugBertPreTrainedModel | EngineModel), None
+        if self.cuda_graphs and packs:
             multiple = choose_prediction_multiple(self.model, self.max_batch_tokens, len(batches))
         for indices in batches:
-            batch = pack({name: [column[index] for index in indices] for name, column in columns.items()})
-            batch |= {"num_choices": 1} if has_choices else {}
+            rows = {name: [column[index] for index in indices] for name, column in columns.items()}
+            batch = pack(rows) if packs else self._pad(rows)
+            if has_choices:
+                batch = batch | {"num_choices": 1} if packs else {name: ids[:, None] for name, ids in batch.items()}
             tokens, number = int(lengths[indices].sum()), len(indices)
             if multiple is not None:
                 # Rounding up to a power of two keeps the number of sizes small.
@@ -213,11 +212,18 @@ class Predictor:
             if not np.isfinite(logits).all():
                 raise InputError("--model_name_or_path: outputs are NaN or infinite. The weights may be damaged.")
             parts: Any = logits[:number]
-            if self.task.output.per_token:  # drops the padding of filled rows
+            if self.task.output.per_token and packs:  # drops the padding of filled rows
                 parts = np.split(logits[0, :tokens], np.cumsum(lengths[indices])[:-1])
+            elif self.task.output.per_token:
+                parts = [row[:length] for row, length in zip(logits, lengths[indices], strict=True)]
             for index, part in zip(indices.tolist(), parts, strict=True):
                 results[index] = part
         return results
+
+    def _pad(self, rows: Mapping[str, list[np.ndarray]]) -> dict[str, Any]:
+        """Makes a padded batch. Padding on the left would shift the tokens."""
+        lists = {name: [values.tolist() for values in column] for name, column in rows.items()}
+        return dict(self.tokenizer.pad(lists, padding_side="right", return_tensors="pt"))
 
     def _forward(self, batch: dict[str, Any]) -> torch.Tensor:
         # Cached copies of weights would be freed, but a CUDA graph would keep reading them.

@@ -497,7 +497,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def select(self, split: TextSplit, indices: np.ndarray, name: str) -> TextSplit:
         """Returns some of the examples. See [`Task`]."""
-        assert split.references is not None
+        if self.labels is None or split.references is None:
+            raise InputError("--folds needs labels that are not numbers. Remove the flag.")
         return replace(
             split,
             name=name,
@@ -511,8 +512,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def rate_labels(self, split: TextSplit, logits: Logits, features: Features) -> list[dict[str, Any]]:
         """Returns the predictions of labeled examples. With several labels, the least likely decides. See [`Task`]."""
         answers, references = self.decode(logits, split, features), split.references
-        if self.labels is None or answers.probabilities is None or references is None:
-            raise InputError("--folds needs labels that are not numbers. Remove the flag.")
+        assert answers.probabilities is not None and references is not None
         if references.ndim == 2:
             own = np.where(references == 1, answers.probabilities, 1 - answers.probabilities).min(axis=1)
         else:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.conll import Sentence
 from snugbert.data.tables import read_rows, read_text
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError
 from snugbert.tasks.task_arguments import DOCUMENT_COLUMNS
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 FORM = 'Expected spans such as [0, 3, "PER"] or {"start": 0, "end": 3, "label": "PER"}.'
 REJECTED = ("reject", "ignore")  # Prodigy's answers to examples that should not be used
+WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # in names of characters
 
 
 class Text(NamedTuple):
@@ -45,9 +46,6 @@ class Span(NamedTuple):
     label: str
     text: str | None = None
 
-    def __str__(self) -> str:
-        return f"[{self.start}, {self.end}, {self.label!r}]"
-
 
 # --- words ------------------------------------------------------------------------------------------------------
 
@@ -55,8 +53,9 @@ class Span(NamedTuple):
 def find_words(text: str, tokenizer: PreTrainedTokenizerBase) -> Text:
     """Finds the words of a text, as the tokenizer separates them.
 
-    SentencePiece separates words at spaces only. So a word also ends before and after punctuation, as in BERT, if a
-    token begins there.
+    SentencePiece separates words at spaces only. So a word also ends before and after punctuation, and before
+    characters of scripts without spaces, as in BERT, if a token begins there. Characters without tokens, such as
+    combining accents, belong to the word before them.
     """
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     words: list[tuple[int, int]] = []
@@ -66,19 +65,24 @@ def find_words(text: str, tokenizer: PreTrainedTokenizerBase) -> Text:
         if word is None or start == end:
             continue
         last = words[-1][1] if words else 0
-        if word == previous and (
-            start < last or not (_is_punctuation(text[start]) or _is_punctuation(text[last - 1]))
-        ):
+        if word == previous and (start < last or not (_stands_alone(text[start]) or _stands_alone(text[last - 1]))):
             words[-1] = (words[-1][0], end)
         else:
             words.append((start, end))
         previous = word
+    limits = [*(start for start, _ in words[1:]), len(text)]
+    for index, ((start, end), limit) in enumerate(zip(words, limits, strict=False)):
+        while end < limit and unicodedata.category(text[end]) in ("Mn", "Me", "Cf"):
+            end += 1
+        words[index] = start, end
     return Text(text, words)
 
 
-def _is_punctuation(char: str) -> bool:
-    """As in BERT's tokenizer: all ASCII characters but letters and digits, and Unicode's punctuation."""
-    return not char.isalnum() and (char.isascii() or unicodedata.category(char).startswith("P"))
+def _stands_alone(char: str) -> bool:
+    """Whether a character is punctuation, as in BERT's tokenizer, or of a script without spaces."""
+    if char.isalnum():
+        return unicodedata.name(char, "").startswith(WITHOUT_SPACES)
+    return char.isascii() or unicodedata.category(char).startswith("P")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -94,12 +98,13 @@ def contains_texts(data: Path | Dataset, args: "NerDataArguments") -> bool:
 
 
 def _open_row(values: Mapping[str, Any], args: "NerDataArguments") -> Mapping[str, Any]:
-    """Returns a row with text and spans from a task of Label Studio. Other rows stay unchanged."""
+    """Returns text and spans of a Label Studio task, from its first annotator. Other rows stay unchanged."""
     if not (isinstance(values.get("data"), dict) and isinstance(values.get("annotations"), list)):
         return values
     finished = [each for each in values["annotations"] if not each.get("was_cancelled")]
-    results = finished[0]["result"] if finished else []
-    spans = [each["value"] for each in results if each.get("type") == "labels"]
+    if not finished:
+        return {**values["data"], "answer": "ignore"}
+    spans = [each["value"] for each in finished[0]["result"] if str(each.get("type")).endswith("labels")]
     return {**values["data"], args.span_columns[0]: spans}
 
 
@@ -117,12 +122,13 @@ def read_annotated_texts(
     columns = args.span_columns
     documents = (args.document_column_name,) if args.document_column_name else DOCUMENT_COLUMNS
     sentences, texts, mistakes, rejected = [], [], [], 0
+    labeled = name in ("train", "validation")
     for row, original in read_rows(data):
         where = f"{source}, row {row}"
-        if original.get("answer") in REJECTED:
+        values = _open_row(original, args)
+        if labeled and values.get("answer") in REJECTED:
             rejected += 1
             continue
-        values = _open_row(original, args)
         try:
             text = find_words(read_text(values, args.text_column_name or "text"), tokenizer)
         except InputError as error:
@@ -133,20 +139,19 @@ def read_annotated_texts(
             spans = [span for value in values[column] for span in _read_spans(value, where)]
             tags, wrong = _tag_words(text, spans, where)
             mistakes += wrong
-        elif name in ("train", "validation"):
-            raise InputError(f"{where}: no list of entities in {' or '.join(map(repr, columns))}. {FORM}")
+        elif labeled:
+            names = " or ".join(map(repr, columns))
+            raise InputError(f"{where}: no list of entities in {names}. {FORM} For a text without entities, write [].")
         document = next((values[each] for each in documents if each in values), None)
         sentences.append(Sentence([text.text[start:end] for start, end in text.words], tags, row, document))
         texts.append(text)
     if rejected:
-        logger.warning(
-            "%s: left out %s that Prodigy marks as rejected or ignored.", source, format_count(rejected, "row")
-        )
+        logger.warning("%s: left out rows that were rejected, ignored or not annotated: %d.", source, rejected)
     if mistakes:
         message = f"{mistakes[0]} Such spans: {len(mistakes):,}."
         if args.on_bad_tag == "stop":
-            raise InputError(f"{message} Fix them, or set --on_bad_tag repair: it uses whole words.")
-        logger.warning("%s They are extended to whole words, or left out if they do not match the text.", message)
+            raise InputError(f"{message} Fix them, or set --on_bad_tag repair, which extends entities to whole words.")
+        logger.warning("%s They were extended to whole words, or left out if that was not possible.", message)
     return sentences, texts
 
 
@@ -173,26 +178,30 @@ def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str]
     starts, ends = ([word[side] for word in text.words] for side in (0, 1))
     mistakes: list[str] = []
     previous = None
-    for span in sorted({*spans}, key=lambda span: span[:3]):
+    for span in sorted({span[:3]: span for span in spans}.values(), key=lambda span: span[:3]):
         found = text.text[max(span.start, 0) : span.end]
         start, end = span.end - len(found.lstrip()), span.start + len(found.rstrip())  # without spaces around it
         if previous is not None and span.start < previous.end:
             raise InputError(
-                f"{where}: the entities {previous} and {span} overlap, but a word has one tag. Remove one of them. "
-                "GLiNER can find overlapping entities."
+                f"{where}: the entities {[*previous[:3]]} and {[*span[:3]]} overlap. Remove one, or use GLiNER."
             )
         first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
         if not found.strip() or span.end > len(text.text) or span.start < 0 or span.text not in (None, found):
             expected = "" if span.text is None else f", not {span.text!r}"
-            mistakes.append(f"{where}: the entity {span} does not match the text: it is {found!r:.60}{expected}.")
+            mistakes.append(
+                f"{where}: the entity {[*span[:3]]} does not match the text: it is {found!r:.60}{expected}."
+            )
             continue
         previous = span
-        if first > last or tags[first] != "O":  # two entities in a word, or no word
-            mistakes.append(f"{where}: the entity {span} is not a word of its own: {found!r:.60}.")
+        if first > last or tags[first] != "O":
+            problem = "contains no word" if first > last else "shares a word with another entity"
+            mistakes.append(f"{where}: the entity {[*span[:3]]}, {found!r:.60}, {problem}.")
             continue
         if (starts[first], ends[last]) != (start, end):
             word = text.text[starts[first] : ends[last]]
-            mistakes.append(f"{where}: the entity {span}, {found!r:.60}, begins or ends inside a word: {word!r:.60}.")
+            mistakes.append(
+                f"{where}: the entity {[*span[:3]]}, {found!r:.60}, begins or ends inside a word: {word!r:.60}."
+            )
         tags[first : last + 1] = [f"B-{span.label}", *[f"I-{span.label}"] * (last - first)]
     return tags, mistakes
 

@@ -228,12 +228,14 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
     def select(self, split: TagSplit, indices: np.ndarray, name: str) -> TagSplit:
         """Returns some of the sentences. See [`Task`]."""
+        if self.args.document_context:
+            raise InputError("--folds would take sentences out of their documents. Remove --document_context.")
         texts: Sequence[Text | None] = split.texts or [None] * split.num_examples
         chosen = [split.sentences[index] for index in indices]
         return replace(split, name=name, sentences=chosen, texts=[texts[index] for index in indices])
 
     def rate_labels(self, split: TagSplit, logits: Logits, features: TagWindows) -> list[dict[str, Any]]:
-        """Returns the word of each sentence whose tag is least likely, its tag and its probability. See [`Task`]."""
+        """Returns the word of each sentence whose tag is least likely, first of all a word with another prediction."""
         answers, references = self.decode(logits, split, features), self.list_references(split)
         logits = logits[0] if isinstance(logits, tuple) else logits
         words = softmax(logits[features.window_indices, features.token_indices].astype(np.float64), axis=-1)
@@ -243,7 +245,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         rows = []
         parts = zip(split.sentences, split.texts, references, answers.tags, np.split(own, ends), strict=True)
         for sentence, text, expected, found, probabilities in parts:
-            worst = int(probabilities.argmin())
+            wrong = [index for index, tag in enumerate(expected) if tag != found[index]]
+            worst = min(wrong or range(len(expected)), key=probabilities.__getitem__)
             rows.append(
                 {
                     "row": sentence.row,

@@ -63,11 +63,13 @@ def test_old_names_give_the_same_settings_in_python_and_on_the_command_line(tmp_
     ):
         assert {name: getattr(found, name) for name in NEW} == {name: getattr(expected, name) for name in NEW}
         assert {*found.given} >= {*NEW}
-    off = parse("--group_by_length", "false", "--adafactor", "no")
-    assert (
-        off.train_sampling_strategy == "random" == FineTuningArguments(group_by_length=False).train_sampling_strategy
-    )
-    assert off.optim == FineTuningArguments().optim and parse("--adafactor").optim == "adafactor"
+    off = parse("--optim", "sgd", "--adafactor", "false", "--group-by-length", "no")
+    assert (off.optim, off.train_sampling_strategy) == ("sgd", "random")
+    assert parse("--adafactor").optim == "adafactor"
+    both = {"warmup_ratio": 0.1, "warmup_steps": 0}  # as in a dump of all arguments
+    words = [word for name, value in both.items() for word in (f"--{name}", str(value))]
+    assert parse(*words).warmup_steps == FineTuningArguments(**both).warmup_steps == 0.1
+    assert FineTuningArguments(per_gpu_train_batch_size=None).per_device_train_batch_size == 32
 
 
 @pytest.mark.parametrize("name", REMOVED)

@@ -2,9 +2,9 @@
 
 import json
 import random
-import re
 
 import numpy as np
+import pandas
 import pytest
 from conll import all_tags, make_tagging
 from family_checkpoints import write_tokenizer
@@ -94,6 +94,7 @@ ODD = [
     ([[5, 6, "A"]], "does not match the text: it is ' '", []),
     ([{"start": 2, "end": 5, "label": "A", "text": "Bob"}], "it is 'Ada', not 'Bob'", []),
     ([{"start": 2, "end": 5, "labels": ["A", "B"]}], "overlap", None),
+    ([[2, 5, "A"], {"start": 2, "end": 5, "label": "A", "text": "Ada"}], "", [[2, 5, "A"]]),
     ([{"start": 2, "end": 5}], "is not an entity", None),
     ([{"start": "2", "end": 5, "label": "A"}], "is not an entity", None),
     ([[2, 5]], "is not an entity", None),
@@ -124,7 +125,7 @@ def test_rejected_examples_and_texts_without_words_are_left_out(tokenizer, caplo
     rows = [{"text": "Ada", "spans": [], "answer": answer} for answer in ("reject", "accept", "ignore")]
     split = read([*rows, {"text": " \n", "spans": [], "answer": "accept"}], tokenizer)
     assert [sentence.row for sentence in split.sentences] == [2] and len(split.texts) == 1
-    assert "left out 2 rows that Prodigy marks as rejected" in caplog.text
+    assert "left out rows that were rejected, ignored or not annotated: 2" in caplog.text
     assert "skipped sentences without words: 1" in caplog.text
 
 
@@ -174,7 +175,17 @@ def test_predictions_are_spans_with_label_and_score_and_can_be_read_again(tokeni
     assert spans_of(again) == [[[each["start"], each["end"], each["label"]] for each in row] for row in columns]
 
 
-def test_words_are_found_as_before_in_texts_to_predict(tokenizer):
-    text = " Über\u200b 3.90 東京 don't\x00 e.g."
+def test_characters_without_tokens_and_scripts_without_spaces(tokenizer, tmp_path):
+    text = " Cafe\u0301 ❤\ufe0f Ada\u200b 3.90 東京 don't\x00."
     words = [text[start:end] for start, end in find_words(text, tokenizer).words]
-    assert re.sub(r"\s|\u200b|\x00", "", text) == "".join(words).replace("\u200b", "")
+    assert words == ["Cafe\u0301", "❤\ufe0f", "Ada\u200b", "3", ".", "90", "東", "京", "don", "'", "t", "."]
+    roberta = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path, "roberta"))
+    assert spans_of(read([{"text": "go 東京に", "entities": [[3, 5, "A"]]}], roberta)) == [[[3, 5, "A"]]]
+
+
+def test_tasks_of_label_studio_without_annotations_are_left_out_or_predicted(tokenizer, caplog):
+    rows = [TASK, {**TASK, "annotations": []}, {**TASK, "annotations": [{"was_cancelled": True, "result": []}]}]
+    assert len(read(rows, tokenizer).sentences) == 1 and "not annotated: 2" in caplog.text
+    assert len(read(rows, tokenizer, "test").sentences) == 3
+    frame = pandas.DataFrame([FORMS["lists"]] * 2)
+    assert spans_of(read(frame, tokenizer)) == [SPANS, SPANS]

@@ -5,16 +5,7 @@ from typing import Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from snugbert.cli.arguments import (
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    OverwriteArguments,
-    Range,
-    argument,
-    check_ranges,
-)
+from snugbert.cli.arguments import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, OverwriteArguments, argument, check_ranges
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.cli.model_arguments import StudentArguments
 from snugbert.errors import InputError
@@ -117,7 +108,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         None, "Number of runs to average. Their seeds count up from --seed. Default: 1.", range=COUNT
     )
     folds: int | None = argument(
-        None, "Find wrong labels: predict each of N folds with a model trained on the others.", range=Range(2)
+        None, "Find wrong labels: predict each of N folds with a model trained on the others.", range=COUNT
     )
     pad_to_max_length: bool = argument(
         False, "Pad all examples to --max_seq_length instead of packing batches.", advanced=True

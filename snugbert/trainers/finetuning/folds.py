@@ -7,21 +7,22 @@ The hash stands for data, model and settings.
 """
 
 import copy
-import csv
-import io
 import json
 import logging
 import shutil
 from collections import defaultdict
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from sklearn.model_selection import GroupKFold
 
 from snugbert.errors import InputError, format_count
 from snugbert.files import dump_json, hash_json, write_atomically
+from snugbert.storage.uploads import find_output
 from snugbert.tasks.copies import hash_texts
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
@@ -36,25 +37,35 @@ PREDICTIONS, SUSPICIOUS = "out_of_fold_predictions.jsonl", "suspicious_labels.cs
 # The first columns of `SUSPICIOUS`. The texts follow.
 COLUMNS = ("row", "label", "predicted_label", "label_probability", "copies", "rows_with_another_label")
 
+MOST_LISTED = 5  # rows with another label
+
 logger = logging.getLogger(__name__)
 
 
 def run_folds(prepared: PreparedTask, args: FineTuningArguments) -> None:
     """Writes the out-of-fold predictions of all training examples, and the labels that are probably wrong."""
     task, split = prepared.task, prepared.train_split
-    if split is None or prepared.soft_targets is not None or args.sweeps:
-        raise InputError("--folds needs training examples, and cannot be combined with a teacher, --sweep or --seeds.")
+    if split is None:
+        raise InputError("--folds needs training examples. Pass --train_file.")
     settle_arguments(prepared, args)
     texts, labels = task.list_texts(split)
     # Copies share a fold. Otherwise, a wrong label of a copy would be learned, and would not look wrong.
     copies: dict[int, list[int]] = defaultdict(list)
     for index, key in enumerate(hash_texts(texts, task.tokenizer)):
         copies[key].append(index)
+    if not 2 <= (args.folds or 0) <= len(copies):
+        raise InputError(f"--folds {args.folds} must be from 2 to {len(copies)}, the number of different texts.")
     groups = np.zeros(split.num_examples, np.int64)
     for number, indices in enumerate(copies.values()):
         groups[indices] = number
     settings = collect_settings(args, OUTCOME_SETTINGS) | compared_settings(prepared, args, finished=True)
-    folder = Path(str(args.output_dir)) / "folds" / hash_json([settings, args.folds])[:16]
+    weights = sorted(Path(str(prepared.model_args.model_name_or_path)).glob("*.safetensors"))
+    versions = [file.stat().st_mtime_ns for file in weights]
+    folds_dir = Path(str(args.output_dir)) / "folds"
+    folder = folds_dir / hash_json([settings, task.labels, versions, args.folds])[:16]
+    if args.overwrite_output_dir and args.should_save:
+        shutil.rmtree(folds_dir, ignore_errors=True)
+    wait_for_all()
     rows: dict[int, dict[str, Any]] = {}
     folds = GroupKFold(args.folds or 0, shuffle=True, random_state=args.seed).split(groups, groups=groups)
     for fold, (seen, held_out) in enumerate(folds, start=1):
@@ -62,13 +73,14 @@ def run_folds(prepared: PreparedTask, args: FineTuningArguments) -> None:
         if not ask_first_process(file.exists):
             logger.info("fold %d of %d", fold, args.folds)
             _predict_fold(prepared, args, seen, held_out, file)
-        found = json.loads(file.read_text(encoding="utf-8"))
-        rows |= {index: {"fold": fold, **row} for index, row in zip(held_out.tolist(), found, strict=True)}
+        if args.should_save:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            rows |= {index: {"fold": fold, **row} for index, row in zip(held_out.tolist(), found, strict=True)}
     if args.should_save:
         for indices in copies.values():
             for index in indices:
-                others = [rows[each]["row"] for each in indices if labels[each] != labels[index]]
-                rows[index] |= {"copies": len(indices) - 1, "rows_with_another_label": others}
+                others = (rows[each]["row"] for each in indices if labels[each] != labels[index])
+                rows[index] |= {"copies": len(indices) - 1, "rows_with_another_label": [*islice(others, MOST_LISTED)]}
         _write_rows([rows[index] for index in sorted(rows)], Path(str(args.output_dir)))
 
 
@@ -90,25 +102,23 @@ def _predict_fold(
     if args.should_save:
         write_atomically(file, dump_json(rows))
         shutil.rmtree(str(run_args.output_dir), ignore_errors=True)  # checkpoints
+        if (output_dir := find_output(Path(str(args.output_dir)))) is not None:
+            output_dir.upload_run()  # another machine continues with the next fold
     wait_for_all()
 
 
 def _write_rows(rows: list[dict[str, Any]], output_dir: Path) -> None:
     write_atomically(output_dir / PREDICTIONS, "".join(f"{dump_json(row)}\n" for row in rows))
-    wrong = sum(row["label"] != row["predicted_label"] for row in rows)
-    listed = [row for row in rows if row["label"] != row["predicted_label"] or row["rows_with_another_label"]]
-    listed.sort(key=lambda row: row["label_probability"])
-    others = [name for name in rows[0] if name not in (*COLUMNS, "fold", "probabilities", "tags", "predicted_tags")]
-    table = io.StringIO()
-    writer = csv.DictWriter(table, [*COLUMNS, *others], extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row in listed:
-        cells = {name: ", ".join(map(str, cell)) if isinstance(cell, list) else cell for name, cell in row.items()}
-        writer.writerow(cells | {"label_probability": f"{row['label_probability']:.4f}"})
-    write_atomically(output_dir / SUSPICIOUS, "\ufeff" + table.getvalue())  # the mark tells Excel the encoding
+    table = pd.DataFrame(rows)
+    table["rows_with_another_label"] = [", ".join(map(str, row["rows_with_another_label"])) for row in rows]
+    wrong = table["label"] != table["predicted_label"]
+    listed = table[wrong | (table["rows_with_another_label"] != "")].sort_values("label_probability", kind="stable")
+    texts = [name for name in table if name not in (*COLUMNS, "fold", "probabilities", "tags", "predicted_tags")]
+    text = listed.to_csv(columns=[*COLUMNS, *texts], index=False, float_format="%.4f")
+    write_atomically(output_dir / SUSPICIOUS, f"\ufeff{text}")  # the mark tells Excel the encoding
     print(
-        f"\nOut-of-fold predictions differ from the labels of {wrong:,} of {format_count(len(rows), 'example')} "
-        f"({wrong / len(rows):.1%}).\n{output_dir / SUSPICIOUS}: the least likely labels first, "
+        f"\nOut-of-fold predictions differ from the labels of {wrong.sum():,} of {format_count(len(rows), 'example')} "
+        f"({wrong.mean():.1%}).\n{output_dir / SUSPICIOUS}: the least likely labels first, "
         f"{format_count(len(listed), 'row')}\n{output_dir / PREDICTIONS}: all rows",
         flush=True,
     )

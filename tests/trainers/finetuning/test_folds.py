@@ -10,7 +10,6 @@ import pytest
 from glue_examples import LARGER, TOKENIZER, WORDS, arguments, read_predictions, sentences
 from tables import write_csv
 
-import snugbert_cli
 from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import folds
@@ -108,10 +107,13 @@ def test_the_least_likely_word_of_a_sentence_and_several_labels(tmp_path):
 def test_what_has_no_labels_to_check_is_refused(planted, tmp_path):
     rows = [{"text": word, "choices": ["b", "c"], "label": 0} for word in WORDS["gloomy"] + WORDS["cheerful"]]
     (tmp_path / "swag.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write_csv(tmp_path / "numbers.csv", [row | {"label": i / 3} for i, row in enumerate(sentences(9, seed=0))])
     for command, changes, message in (
-        ("glue", {"seeds": 2}, "cannot be combined with a teacher, --sweep or --seeds"),
+        ("glue", {"seeds": 2}, "--folds keeps no model. Remove --teacher_name_or_path, --sweep, --seeds and"),
+        ("glue", {"folds": 1}, "--folds 1 must be from 2 to 239, the number of different texts"),
+        ("glue", {"folds": 240}, "--folds 240 must be from 2 to 239"),
+        ("glue", {"train_file": tmp_path / "numbers.csv"}, "--folds needs labels that are not numbers"),
         ("swag", {"train_file": tmp_path / "swag.jsonl"}, "--folds is for snugbert glue and ner"),
     ):
         with pytest.raises(InputError, match=message):
             find_folds(planted, tmp_path / "out", command, **changes)
-    assert snugbert_cli.main(["glue", "--folds", "1", "--train_file", str(planted / "train.csv")]) == 2
