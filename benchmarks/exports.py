@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from prediction import Rows, make_stock
+from prediction import Rows, make_ours, make_stock
 from reporting import format_line, format_median
 from seqeval.metrics import f1_score
 from side_by_side import describe_machine, positive, print_table
@@ -33,10 +33,6 @@ from snugbert.data.conll import read_conll
 from snugbert.data.tables import read_rows
 from snugbert.data.text_lines import read_text_lines
 from snugbert.families.conversion import convert_model
-from snugbert.prediction.formats import make_format
-from snugbert.prediction.make_predictor import make_predictor
-from snugbert.prediction.predict_file import write_predictions
-from snugbert.prediction.prediction_arguments import PredictionArguments
 
 COLUMNS = ("model", "MB", "rows/s", "ratio: median (min-max)", "same labels", "score")
 LABELS = {"sst2": ("negative", "positive"), "mrpc": ("not_equivalent", "equivalent")}
@@ -73,26 +69,6 @@ def read_examples(args: argparse.Namespace) -> tuple[Rows, list[Any]]:
 
 
 # --- the sides --------------------------------------------------------------------------------------------------
-
-
-def make_side(model: str, rows: Path, output: Path, bf16: bool = False) -> Callable[[], Rows]:
-    """Makes a function that predicts the rows with `snugbert predict`, and returns what it wrote."""
-    args = PredictionArguments(
-        model_name_or_path=model,
-        input_file=str(rows),
-        output_file=str(output),
-        overwrite_output_file=True,
-        use_cpu=True,
-        bf16=bf16,
-    )
-    data = make_format(args)
-    predictor = make_predictor(Path(model), args, [values for _, values in read_rows(rows)])
-
-    def run() -> Rows:
-        write_predictions(args, data, predictor, Path(model))
-        return [json.loads(line) for line in output.read_text().splitlines()]
-
-    return run
 
 
 def make_stock_side(args: argparse.Namespace, folder: Path, rows: Path, output: Path) -> Callable[[], Rows]:
@@ -158,7 +134,7 @@ def main(argv: list[str]) -> None:
         models = {"SnugBERT, float32": (args.model, False), "SnugBERT, bfloat16": (args.model, True)}
         models |= {f"predict, {Path(each).name}": (each, False) for each in args.exports}
         for name, (model, bf16) in models.items():
-            sides[name] = make_side(model, source, folder / f"{len(sides)}.jsonl", bf16)
+            sides[name] = make_ours(model, source, folder / f"{len(sides)}.jsonl", bf16)
             sizes[name] = size(Path(model))
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         answers: dict[str, list[Any]] = {}

@@ -82,7 +82,7 @@ def read_paragraphs(squad_file: str) -> list[str]:
 # --- the sides --------------------------------------------------------------------------------------------------
 
 
-def make_ours(model: str, rows: Path, output: Path) -> Callable[[], Rows]:
+def make_ours(model: str, rows: Path, output: Path, bf16: bool = False) -> Callable[[], Rows]:
     """Makes a function that predicts the rows with `snugbert predict`, and returns what it wrote."""
     args = PredictionArguments(
         model_name_or_path=model,
@@ -90,6 +90,7 @@ def make_ours(model: str, rows: Path, output: Path) -> Callable[[], Rows]:
         output_file=str(output),
         overwrite_output_file=True,
         use_cpu=True,
+        bf16=bf16,
     )
     data = make_format(args)
     predictor = make_predictor(Path(model), args, [values for _, values in read_rows(rows)])

@@ -143,3 +143,11 @@ def test_prediction(data_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prediction, "TOLERANCE", 0)
     with pytest.raises(SystemExit, match=r"scores differ by .* Not measured\."):
         prediction.main(argv)
+
+    import exports
+
+    for task, model in (("sst2", "classifier"), ("conll", "tagger")):
+        files = ["--glue_dir", str(data_dir / "glue"), "--conll_file", str(data_dir / "conll2003/valid.txt.gz")]
+        exports.main(["--task", task, "--model", str(tmp_path / model), *files, "--max_rows", "9", "--rounds", "1"])
+        rows = [row for row in cells(capsys.readouterr().out) if len(row) == 6][1:]
+        assert rows[0][3].startswith("1.00") and rows[0][4:] == [*rows[1][4:]] and rows[1][4] == "100.0%"
