@@ -7,7 +7,7 @@ r"""How many planted wrong labels `--folds` finds, and how many cleanlab finds i
 A text gets another label in `--share` of the rows, or a sentence another type of one entity. Then `snugbert glue` or
 `snugbert ner` runs with `--folds 5`. With n planted errors, the table shows how many of the first n rows of each
 ranking are planted. cleanlab ranks the same out-of-fold predictions. For sentences, its default score is the lowest
-of a word, as ours. The data may contain further wrong labels, which count as not found.
+of a word. Ours is the lowest of a word with another prediction, if there is one. The data may contain further wrong labels, which count as not found.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def measure(args: argparse.Namespace, seed: int) -> str:
             listed = {int(row["row"]) - 1 for row in csv.DictReader(table)}
     order = np.argsort([row["label_probability"] for row in found], kind="stable")
     n = len(planted)
-    theirs = "as ours (the lowest of a word)"
+    theirs = "not computed for sentences"
     if args.task == "sst2":
         names = sorted({row["label"] for row in found})
         labels = np.array([names.index(row["label"]) for row in found])
