@@ -7,7 +7,8 @@ r"""How many planted wrong labels `--folds` finds, and how many cleanlab finds i
 A text gets another label in `--share` of the rows, or a sentence another type of one entity. Then `snugbert glue` or
 `snugbert ner` runs with `--folds 5`. With n planted errors, the table shows how many of the first n rows of each
 ranking are planted. cleanlab ranks the same out-of-fold predictions. For sentences, its default score is the lowest
-of a word. Ours is the lowest of a word with another prediction, if there is one. The data may contain further wrong labels, which count as not found.
+of a word. Ours is the lowest of a word with another prediction, if there is one. The data may contain further wrong
+labels, which count as not found.
 """
 
 import argparse
