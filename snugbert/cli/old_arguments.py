@@ -1,8 +1,4 @@
-"""Arguments of transformers 4 and its example scripts that transformers 5 lacks: their new names, or what to do.
-
-These are the fields of `TrainingArguments` in transformers 4.40 and 4.57 that 5.23 does not have, and arguments of
-the scripts that SnugBERT's commands replace.
-"""
+"""Arguments of transformers 4.40 to 4.57 and of its scripts that 5.23 lacks: their new names, or what to do."""
 
 from collections.abc import Container, Mapping
 from typing import Any

@@ -23,7 +23,7 @@ from transformers import (
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
 from snugbert.errors import InputError, join_lines
-from snugbert.families.engine_models import find_export
+from snugbert.families.engine_models import refuse_export
 from snugbert.families.loading import (
     SPECIAL_TOKEN_NAMES,
     MissingWeightsError,
@@ -46,8 +46,7 @@ def load_masked_model(
     `sentence_pairs`, it also gets the head for pairs, if the checkpoint has one, as in `BertForPreTraining`. Without
     `model_name_or_path`, the weights are random. `required` are special tokens that the tokenizer must have.
     """
-    if args.model_name_or_path is not None and find_export(args.model_name_or_path):
-        raise InputError(f"{args.model_name_or_path} was exported. Evaluate the model that was exported.")
+    refuse_export(args.model_name_or_path)
     tokenizer = load_tokenizer(args, required)
     if not tokenizer.is_fast:
         raise InputError(

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from snugbert.errors import InputError
 from snugbert.families.comparing import TOKEN_OUTPUTS, Batch, Run
 
 ONNX_FILE, OPENVINO_FILE = "onnx/model.onnx", "openvino/openvino_model.xml"
@@ -23,6 +24,12 @@ def find_export(folder: str | Path | None) -> Path | None:
     if folder is None or any(file for pattern in WEIGHTS for file in Path(folder).glob(pattern)):
         return None
     return next((file for name in (ONNX_FILE, OPENVINO_FILE) if (file := Path(folder) / name).is_file()), None)
+
+
+def refuse_export(name: str | None) -> None:
+    """Refuses an exported model where it would be trained, or needs other outputs."""
+    if find_export(name):
+        raise InputError(f"{name} was exported and can only predict. Use the model that was exported.")
 
 
 def open_export(file: Path) -> Run:

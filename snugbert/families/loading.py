@@ -28,7 +28,7 @@ from snugbert.configuration_snugbert import (
     get_windows,
 )
 from snugbert.errors import InputError, join_lines, shorten, suggest_path
-from snugbert.families.engine_models import EngineModel, find_export, open_export
+from snugbert.families.engine_models import EngineModel, find_export, open_export, refuse_export
 from snugbert.families.weight_files import find_prefix, read_weights
 from snugbert.families_snugbert import WRAPPER_NAMES
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
@@ -285,9 +285,9 @@ def load_model(
     `trained`: the checkpoint must have all weights, because no training follows.
     """
     name = model_args.model_name_or_path
-    if (export := find_export(name)) is not None:
-        if not trained:
-            raise InputError(f"{name} was exported and can only predict. To train, use the model that was exported.")
+    if not trained:
+        refuse_export(name)
+    elif (export := find_export(name)) is not None:
         return EngineModel(config, open_export(export))
     if trained and name is None:
         raise InputError(

@@ -281,7 +281,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     def select(self, split: SplitT, indices: np.ndarray, name: str) -> SplitT:
         """Returns some of the labeled examples of a split, as a split of another name. For `--folds`."""
-        raise InputError("--folds is for snugbert glue and ner. Remove the flag.")
+        raise InputError("--folds is for snugbert glue with labels, and for ner without --document_context.")
 
     def rate_labels(self, split: SplitT, logits: Logits, features: FeaturesT) -> list[dict[str, Any]]:
         """Returns columns of each labeled example, such as its row, its label, and the probability of its label."""

@@ -229,7 +229,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def select(self, split: TagSplit, indices: np.ndarray, name: str) -> TagSplit:
         """Returns some of the sentences. See [`Task`]."""
         if self.args.document_context:
-            raise InputError("--folds would take sentences out of their documents. Remove --document_context.")
+            return super().select(split, indices, name)  # refuses to take sentences out of their documents
         texts: Sequence[Text | None] = split.texts or [None] * split.num_examples
         chosen = [split.sentences[index] for index in indices]
         return replace(split, name=name, sentences=chosen, texts=[texts[index] for index in indices])

@@ -26,7 +26,7 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
-from snugbert.families.engine_models import find_export
+from snugbert.families.engine_models import refuse_export
 from snugbert.families.loading import load_tokenizer
 from snugbert.families.students import hash_model
 from snugbert.files import hash_json, replacing
@@ -162,8 +162,7 @@ def prepare_student(
             "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
             "--do_predict, also pass --do_train."
         )
-    if find_export(teacher_args.model_name_or_path):
-        raise InputError("--teacher_name_or_path: the model was exported. Use the model that was exported.")
+    refuse_export(teacher_args.model_name_or_path)
     teacher = prepare_task(task, teacher_args, sources, is_teacher=True)
     student = prepare_task(task, model_args, sources, teacher)
     student.settings["teacher"] = find_base_model(teacher_args.model_name_or_path)[1]

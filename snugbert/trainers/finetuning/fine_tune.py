@@ -41,9 +41,11 @@ def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, arg
         for name in DISTILLATION_SETTINGS:
             if getattr(args, name) != getattr(FineTuningArguments, name) or args.varies(name):
                 raise InputError(f"--{name} needs --teacher_name_or_path.")
-    if args.folds and (distills or args.sweeps or args.push_to_hub):
-        raise InputError("--folds keeps no model. Remove --teacher_name_or_path, --sweep, --seeds and --push_to_hub.")
     sources = task.find_sources(args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token)
+    if args.folds and (distills or args.sweeps or args.push_to_hub or "train" not in sources):
+        raise InputError(
+            "--folds needs --train_file, without --teacher_name_or_path, --sweep, --seeds or --push_to_hub."
+        )
     trains = "train" in sources or "unlabeled" in sources
     # The output folder is checked before the data are read. A sweep compares its plan instead.
     start = find_start(args) if trains and not args.sweeps else Start(None, None)

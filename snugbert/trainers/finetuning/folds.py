@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 def run_folds(prepared: PreparedTask, args: FineTuningArguments) -> None:
     """Writes the out-of-fold predictions of all training examples, and the labels that are probably wrong."""
     task, split = prepared.task, prepared.train_split
-    if split is None:
-        raise InputError("--folds needs training examples. Pass --train_file.")
     settle_arguments(prepared, args)
     texts, labels = task.list_texts(split)
     # Copies share a fold. Otherwise, a wrong label of a copy would be learned, and would not look wrong.

@@ -109,11 +109,11 @@ def test_what_has_no_labels_to_check_is_refused(planted, tmp_path):
     (tmp_path / "swag.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     write_csv(tmp_path / "numbers.csv", [row | {"label": i / 3} for i, row in enumerate(sentences(9, seed=0))])
     for command, changes, message in (
-        ("glue", {"seeds": 2}, "--folds keeps no model. Remove --teacher_name_or_path, --sweep, --seeds and"),
+        ("glue", {"seeds": 2}, "--folds needs --train_file, without --teacher_name_or_path"),
         ("glue", {"folds": 1}, "--folds 1 must be from 2 to 239, the number of different texts"),
         ("glue", {"folds": 240}, "--folds 240 must be from 2 to 239"),
-        ("glue", {"train_file": tmp_path / "numbers.csv"}, "--folds needs labels that are not numbers"),
-        ("swag", {"train_file": tmp_path / "swag.jsonl"}, "--folds is for snugbert glue and ner"),
+        ("glue", {"train_file": tmp_path / "numbers.csv"}, "--folds is for snugbert glue with labels"),
+        ("swag", {"train_file": tmp_path / "swag.jsonl"}, "--folds is for snugbert glue with labels, and for ner"),
     ):
         with pytest.raises(InputError, match=message):
             find_folds(planted, tmp_path / "out", command, **changes)
