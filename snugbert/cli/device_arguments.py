@@ -1,7 +1,6 @@
 """`TrainingArguments` whose defaults fit the device."""
 
 import copy
-import inspect
 import os
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -37,7 +36,7 @@ class TranslatesArguments(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Makes an instance."""
-        return super().__call__(*args, **translate(kwargs, inspect.signature(cls).parameters))
+        return super().__call__(*args, **translate(kwargs))
 
 
 @dataclass

@@ -42,15 +42,17 @@ REMEDIES = {
 REMOVED = {name: remedy for names, remedy in REMEDIES.items() for name in names}
 
 
-def translate(arguments: Mapping[str, Any], known: Container[str] = ()) -> dict[str, Any]:
+def translate(arguments: Mapping[str, Any], line: Container[str] = ()) -> dict[str, Any]:
     """Returns arguments with new names. An old name counts if the new name is missing, or has a value such as 0.
 
-    Names that are `known`, and all other names, stay.
+    `line`: names on a command line. They count before names from a file.
     """
-    old = [name for name in arguments if name not in known and name in (*NEW_NAMES, *SWITCHES)]
+    old = [name for name in arguments if name in (*NEW_NAMES, *SWITCHES)]
     translated = {name: value for name, value in arguments.items() if name not in old}
     for name in old:
         new, value = SWITCHES[name] if name in SWITCHES else (NEW_NAMES[name], arguments[name])
-        if arguments[name] not in (None, False) and not translated.get(new):
+        precedence = (name in line) - (new in line)
+        is_given = arguments[name] is not None and arguments[name] is not False
+        if is_given and (precedence > 0 or (precedence == 0 and not translated.get(new))):
             translated[new] = value
     return translated

@@ -169,7 +169,8 @@ class ArgumentParser(HfArgumentParser):
             argv = self._complete_switches(argv)
         files = [_stage_one("config", file) if is_url(file) else file for file in found.config]
         from_files = [word for file in files for word in self._read_config(file)]
-        return translate(vars(self.parse_args(from_files + argv)))
+        line = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv}
+        return translate(vars(self.parse_args(from_files + argv)), line)
 
     def _complete_switches(self, argv: list[str]) -> list[str]:
         """Adds `true` after a switch without a value. Otherwise, it would take a positional argument as its value."""

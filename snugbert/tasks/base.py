@@ -280,12 +280,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """Returns labeled examples and answers made from the inputs of [`TaskMetric`]. Texts are not needed."""
 
     def select(self, split: SplitT, indices: np.ndarray, name: str) -> SplitT:
-        """Returns some of the labeled examples of a split, as a split of another name. For `--folds`."""
+        """Returns some labeled examples as a split of another name, for `--folds`. It also needs `rate_labels`."""
         raise InputError("--folds is for snugbert glue with labels, and for ner without --document_context.")
-
-    def rate_labels(self, split: SplitT, logits: Logits, features: FeaturesT) -> list[dict[str, Any]]:
-        """Returns columns of each labeled example, such as its row, its label, and the probability of its label."""
-        raise NotImplementedError
 
     # --- files --------------------------------------------------------------------------------------------------
 

@@ -517,12 +517,15 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             own = np.where(references == 1, answers.probabilities, 1 - answers.probabilities).min(axis=1)
         else:
             own = answers.probabilities[np.arange(len(references)), references]
-        labels = self.name_answers(references.astype(np.int64), self.labels)
+        expected, found = (self.name_answers(each, self.labels) for each in (references.astype(int), answers.values))
         rows = []
-        for index, predicted in enumerate(self.to_columns(split, answers)):
-            row = {"row": split.rows[index], "label": labels[index], "label_probability": float(own[index])}
-            texts = {name: texts[index] for name, texts in zip(split.text_columns, split.texts, strict=True)}
-            rows.append(row | predicted | texts)
+        for index, probabilities in enumerate(answers.probabilities.tolist()):
+            row = {"row": split.rows[index], "label": expected[index], "predicted_label": found[index]}
+            row["label_probability"] = float(own[index])
+            row["probabilities"] = dict(zip(self.labels or (), probabilities, strict=True))
+            rows.append(
+                {name: texts[index] for name, texts in zip(split.text_columns, split.texts, strict=True)} | row
+            )
         return rows
 
     # --- files --------------------------------------------------------------------------------------------------

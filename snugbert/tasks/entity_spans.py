@@ -119,7 +119,6 @@ def read_annotated_texts(
     Raises:
         InputError: entities overlap, or a row cannot be read.
     """
-    columns = args.span_columns
     documents = (args.document_column_name,) if args.document_column_name else DOCUMENT_COLUMNS
     sentences, texts, mistakes, rejected = [], [], [], 0
     labeled = name in ("train", "validation")
@@ -133,14 +132,14 @@ def read_annotated_texts(
             text = find_words(read_text(values, args.text_column_name or "text"), tokenizer)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
-        column = next((each for each in columns if isinstance(values.get(each), list)), None)
+        column = next((each for each in args.span_columns if isinstance(values.get(each), list)), None)
         tags = None
         if column is not None and name != "unlabeled":
             spans = [span for value in values[column] for span in _read_spans(value, where)]
             tags, wrong = _tag_words(text, spans, where)
             mistakes += wrong
         elif labeled:
-            names = " or ".join(map(repr, columns))
+            names = " or ".join(map(repr, args.span_columns))
             raise InputError(f"{where}: no list of entities in {names}. {FORM} For a text without entities, write [].")
         document = next((values[each] for each in documents if each in values), None)
         sentences.append(Sentence([text.text[start:end] for start, end in text.words], tags, row, document))
@@ -179,7 +178,7 @@ def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str]
     mistakes: list[str] = []
     previous = None
     for span in sorted({span[:3]: span for span in spans}.values(), key=lambda span: span[:3]):
-        found = text.text[max(span.start, 0) : span.end]
+        found = text.text[max(span.start, 0) : max(span.end, 0)]
         start, end = span.end - len(found.lstrip()), span.start + len(found.rstrip())  # without spaces around it
         if previous is not None and span.start < previous.end:
             raise InputError(

@@ -7,7 +7,7 @@ from transformers import TrainingArguments
 
 from snugbert import FineTuningArguments
 from snugbert.cli.old_arguments import NEW_NAMES, REMOVED, SWITCHES
-from snugbert.cli.parser import parse_arguments
+from snugbert.cli.parser import ArgumentParser, parse_arguments
 from snugbert.errors import InputError
 
 # Fields of `TrainingArguments` in transformers 4.40.0 and 4.57.6 that 5.23.0 lacks, read from the sources.
@@ -69,6 +69,11 @@ def test_old_names_give_the_same_settings_in_python_and_on_the_command_line(tmp_
     both = {"warmup_ratio": 0.1, "warmup_steps": 0}  # as in a dump of all arguments
     words = [word for name, value in both.items() for word in (f"--{name}", str(value))]
     assert parse(*words).warmup_steps == FineTuningArguments(**both).warmup_steps == 0.1
+    assert parse("--warmup_ratio", "0").warmup_steps == FineTuningArguments(warmup_ratio=0.0).warmup_steps == 0
+    (tmp_path / "new.yaml").write_text("warmup_steps: 100\nno_cuda: true\n")  # the command line comes first
+    line = ["--config", str(tmp_path / "new.yaml"), "--warmup_ratio", "0.3", "--use_cpu", "false"]
+    parser = ArgumentParser([FineTuningArguments], "snugbert glue")
+    assert parser.parse_given(line) == {"warmup_steps": 0.3, "use_cpu": False}
     assert FineTuningArguments(per_gpu_train_batch_size=None).per_device_train_batch_size == 32
 
 

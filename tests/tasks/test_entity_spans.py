@@ -89,6 +89,7 @@ ODD = [
     ([[2, 14, "A"], [6, 14, "B"]], "overlap", None),
     ([[30, 99, "A"]], "does not match the text: it is 'onn.'", []),
     ([[-4, 5, "A"]], "does not match the text", []),
+    ([[2, -1, "A"]], "does not match the text", []),
     ([[5, 2, "A"]], "does not match the text: it is ''", []),
     ([[4, 4, "A"]], "does not match the text", []),
     ([[5, 6, "A"]], "does not match the text: it is ' '", []),

@@ -59,7 +59,7 @@ def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, arg
     if args.sweeps:
         return run_sweep(prepared, args)
     if args.dry_run:
-        number = 0 if start.finished else args.folds or 1
+        number = args.folds or (0 if start.finished else 1)
         return run_dry_fine_tuning(prepared, args, start.checkpoint, number)
     results = fine_tune(prepared, args, start=start)
     if args.should_save:

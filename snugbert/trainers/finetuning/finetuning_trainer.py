@@ -117,7 +117,7 @@ class FineTuningTrainer(ListsArguments, RunTrainer):
             task, sources = connect_data(task, train_dataset=train_dataset, eval_dataset=first[1])
             model_args = name_model(model, processing_class)
             task = prepare_task(task, model_args, sources)
-        if args.sweeps or args.folds:
+        if args.sweeps or (args.folds and not args.dry_run):
             raise InputError("--sweep, --seeds, --folds: a trainer trains once. Train in a loop, or run the command.")
         settle_arguments(task, args)
         if args.early_stopping_patience is not None:

@@ -34,7 +34,6 @@ from snugbert.trainers.run.processes import ask_first_process, wait_for_all
 from snugbert.trainers.run.stopping import raise_if_interrupted
 
 PREDICTIONS, SUSPICIOUS = "out_of_fold_predictions.jsonl", "suspicious_labels.csv"  # in the output folder
-# The first columns of `SUSPICIOUS`. The texts follow.
 COLUMNS = ("row", "label", "predicted_label", "label_probability", "copies", "rows_with_another_label")
 
 MOST_LISTED = 5  # rows with another label
@@ -61,7 +60,7 @@ def run_folds(prepared: PreparedTask, args: FineTuningArguments) -> None:
     versions = [file.stat().st_mtime_ns for file in weights]
     folds_dir = Path(str(args.output_dir)) / "folds"
     folder = folds_dir / hash_json([settings, task.labels, versions, args.folds])[:16]
-    if args.overwrite_output_dir and args.should_save:
+    if args.overwrite_output_dir and args.should_save and str(args.resume_from_checkpoint).lower() != "true":
         shutil.rmtree(folds_dir, ignore_errors=True)
     wait_for_all()
     rows: dict[int, dict[str, Any]] = {}
@@ -96,7 +95,7 @@ def _predict_fold(
     trainer.train(find_start(run_args).checkpoint)
     raise_if_interrupted(trainer)
     output = trainer.predict(examples.features.inputs)
-    rows = task.rate_labels(examples.split, output.predictions, examples.features)  # type: ignore[arg-type]
+    rows = task.rate_labels(examples.split, output.predictions, examples.features)  # type: ignore[attr-defined]
     if args.should_save:
         write_atomically(file, dump_json(rows))
         shutil.rmtree(str(run_args.output_dir), ignore_errors=True)  # checkpoints

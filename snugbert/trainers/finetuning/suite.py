@@ -35,8 +35,8 @@ def run_glue(
         run_fine_tuning(model_args, data_args, training_args, TextClassification.head)
         return
     has_weights = training_args.class_weights is not None or training_args.varies("class_weights")
-    if model_args.teacher_name_or_path is not None or has_weights:
-        raise InputError("--teacher_name_or_path and --class_weights fit one task only. Set --task_name to one task.")
+    if model_args.teacher_name_or_path is not None or has_weights or training_args.folds:
+        raise InputError("--teacher_name_or_path, --class_weights and --folds need one task. Set --task_name to it.")
     set_up(training_args)
     output_dir = Path(str(training_args.output_dir))
     wanted = training_args.wanted_splits or ("train", "validation")

@@ -73,6 +73,7 @@ def test_an_interrupted_command_continues_with_the_next_fold(planted, tmp_path, 
     (file,) = tmp_path.glob("folds/*/3.json")
     file.unlink()
     assert find_folds(planted, tmp_path, num_train_epochs=1) == first and len(trained) == 1
+    run_command("glue", arguments(planted, tmp_path, **FILES, folds=4, dry_run=True))
     find_folds(planted, tmp_path, num_train_epochs=1, learning_rate=1e-4)  # other settings are other folds
     assert len(trained) == 5
 
