@@ -16,6 +16,7 @@ NEW_NAMES = {
 }
 # Switches that became values of other arguments.
 SWITCHES = {"group_by_length": ("train_sampling_strategy", "group_by_length"), "adafactor": ("optim", "adafactor")}
+RENAMED = NEW_NAMES | {old: new for old, (new, _) in SWITCHES.items()}
 REMEDIES = {
     ("logging_dir",): "Set the environment variable TENSORBOARD_LOGGING_DIR instead.",
     ("save_safetensors",): "Weights are always saved as safetensors. Remove it.",
@@ -47,12 +48,12 @@ def translate(arguments: Mapping[str, Any], line: Container[str] = ()) -> dict[s
 
     `line`: names on a command line. They count before names from a file.
     """
-    old = [name for name in arguments if name in (*NEW_NAMES, *SWITCHES)]
+    old = [name for name in arguments if name in RENAMED]
     translated = {name: value for name, value in arguments.items() if name not in old}
     for name in old:
-        new, value = SWITCHES[name] if name in SWITCHES else (NEW_NAMES[name], arguments[name])
+        new = RENAMED[name]
         precedence = (name in line) - (new in line)
         is_given = arguments[name] is not None and arguments[name] is not False
         if is_given and (precedence > 0 or (precedence == 0 and not translated.get(new))):
-            translated[new] = value
+            translated[new] = SWITCHES[name][1] if name in SWITCHES else arguments[name]
     return translated

@@ -19,7 +19,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
-from snugbert.cli.old_arguments import NEW_NAMES, REMOVED, SWITCHES, translate
+from snugbert.cli.old_arguments import REMOVED, RENAMED, SWITCHES, translate
 from snugbert.errors import InputError, did_you_mean, explain_choice, explain_files, explain_folder, join_lines
 from snugbert.storage.inputs import stage
 from snugbert.storage.uploads import choose_output, find_output
@@ -122,12 +122,10 @@ class ArgumentParser(HfArgumentParser):
             del options["required"]  # argparse always requires positional arguments
         group = self.groups["output" if names[0].removeprefix("--").startswith(OUTPUT_PREFIXES) else self.group]
         action = group.add_argument(*names, **options)
-        switch = {"type": string_to_bool, "nargs": "?", "const": True}
-        for old, new in (NEW_NAMES | {old: new for old, (new, _) in SWITCHES.items()}).items():
-            if names[0] == f"--{new}":  # `translate` renames the values
-                flags = (f"--{old}", f"--{old.replace('_', '-')}")
-                kind = (switch if old in SWITCHES else options) | {"default": SUPPRESS, "help": SUPPRESS}
-                group.add_argument(*flags, **kind)
+        for old in (old for old, new in RENAMED.items() if names[0] == f"--{new}"):  # `translate` renames the values
+            flags = (f"--{old}", f"--{old.replace('_', '-')}")
+            kind = {"type": string_to_bool, "nargs": "?", "const": True} if old in SWITCHES else options
+            group.add_argument(*flags, **kind | {"default": SUPPRESS, "help": SUPPRESS})
         if action.const is True:
             group.add_argument(
                 f"--no_{action.dest}", action="store_false", dest=action.dest, default=SUPPRESS, help=SUPPRESS

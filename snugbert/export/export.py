@@ -74,7 +74,7 @@ def export_model(
         to: "onnx", "openvino" or "bert".
         dtype: dtype of the weights: "float32", "float16" (or torch's dtypes), or "int8".
         revision, token, cache_dir: for a model on the Hub, as in `from_pretrained`.
-        options: other arguments of `snugbert export`, such as `max_seq_length`, see [`ExportArguments`].
+        options: other arguments of `snugbert export`, such as `calibration_file`, see [`ExportArguments`].
 
     Raises:
         InputError: the engine cannot run the model, a file cannot be used, or outputs are not finite or differ by too
@@ -108,11 +108,7 @@ def _export(args: ExportArguments, hub: dict[str, Any]) -> Export:
 
 
 def _write_export(
-    args: ExportArguments,
-    engine: ModuleType,
-    source: Path,
-    checkpoint: Checkpoint,
-    written: Path,
+    args: ExportArguments, engine: ModuleType, source: Path, checkpoint: Checkpoint, written: Path
 ) -> tuple[PreTrainedModel, Export]:
     """Writes an export to the folder `written`, and runs the exported model. Returns the original and a summary."""
     to, dtype = args.to, args.dtype

@@ -325,8 +325,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def write(self, split: TagSplit, answers: TagAnswers, folder: Path) -> None:
         """Writes the source of the sentences with the predicted tags, and a confusion matrix. See [`Task`].
 
-        Predicted tags or entities replace those of the source. A source without them gets a last column, or a last key
-        in each object. Sentences beyond a limit on examples are left out. The file is not compressed.
+        Predicted tags or entities replace the source's. A source without them gets a last column, or a last key in
+        each object. Sentences beyond a limit on examples are left out. The file is not compressed.
         """
         if split.one_word_per_line:
             column = parse_column_number("label_column_name", self.args.label_column_name)

@@ -134,10 +134,10 @@ class NerDataArguments(DataArguments):
         None, "Training sentences: .json, .jsonl, or CoNLL (any other suffix), also .gz or .zst."
     )
     text_column_name: str | None = argument(
-        None, "Column of the words: a name, or a number for CoNLL. Default: tokens, or the first."
+        None, "Column of the words: a name, or a number for CoNLL. Default: tokens or text, or the first."
     )
     label_column_name: str | None = argument(
-        None, "Column of the tags. Default: ner_tags or tags, or the last for CoNLL."
+        None, "Column of the tags or entities. Default: ner_tags, tags or entities, or the last for CoNLL."
     )
     # 128 was the default of run_ner.py while it had one (transformers 3). Only 5 of CoNLL-2003's 20,744 sentences are
     # longer. Without padding a higher limit costs nothing, and --document_context benefits from it. [CLS], [SEP] and
@@ -152,7 +152,7 @@ class NerDataArguments(DataArguments):
     tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou", "bmes"] = argument(
         "auto", "Tagging scheme of the files. auto: the scheme that fits best."
     )
-    on_bad_tag: Literal["stop", "repair"] = argument("stop", "stop at invalid tags, or repair them as conlleval does.")
+    on_bad_tag: Literal["stop", "repair"] = argument("stop", "Tags or entities that do not fit: stop, or repair them.")
     document_context: bool = argument(False, "Fill windows with neighboring sentences of the document.")
     document_column_name: str | None = argument(
         None, f"Column of document ids. Default: {', '.join(DOCUMENT_COLUMNS)}.", advanced=True

@@ -3,7 +3,6 @@
     training examples -> folds -> a model for each fold, trained on the others -> predictions -> least likely labels
 
 The predictions of a finished fold are in OUTPUT/folds/HASH, so an interrupted command continues with the next fold.
-The hash stands for data, model and settings.
 """
 
 import copy
@@ -35,7 +34,6 @@ from snugbert.trainers.run.stopping import raise_if_interrupted
 
 PREDICTIONS, SUSPICIOUS = "out_of_fold_predictions.jsonl", "suspicious_labels.csv"  # in the output folder
 COLUMNS = ("row", "label", "predicted_label", "label_probability", "copies", "rows_with_another_label")
-
 MOST_LISTED = 5  # rows with another label
 
 logger = logging.getLogger(__name__)
@@ -55,13 +53,9 @@ def run_folds(prepared: PreparedTask, args: FineTuningArguments) -> None:
     groups = np.zeros(split.num_examples, np.int64)
     for number, indices in enumerate(copies.values()):
         groups[indices] = number
-    settings = collect_settings(args, OUTCOME_SETTINGS) | compared_settings(prepared, args, finished=True)
-    weights = sorted(Path(str(prepared.model_args.model_name_or_path)).glob("*.safetensors"))
-    versions = [file.stat().st_mtime_ns for file in weights]
-    folds_dir = Path(str(args.output_dir)) / "folds"
-    folder = folds_dir / hash_json([settings, task.labels, versions, args.folds])[:16]
+    folder = _name_folder(prepared, args)
     if args.overwrite_output_dir and args.should_save and str(args.resume_from_checkpoint).lower() != "true":
-        shutil.rmtree(folds_dir, ignore_errors=True)
+        shutil.rmtree(folder.parent, ignore_errors=True)
     wait_for_all()
     rows: dict[int, dict[str, Any]] = {}
     folds = GroupKFold(args.folds or 0, shuffle=True, random_state=args.seed).split(groups, groups=groups)
@@ -81,10 +75,19 @@ def run_folds(prepared: PreparedTask, args: FineTuningArguments) -> None:
         _write_rows([rows[index] for index in sorted(rows)], Path(str(args.output_dir)))
 
 
+def _name_folder(prepared: PreparedTask, args: FineTuningArguments) -> Path:
+    """Returns the folder of finished folds. Its name is a hash of the data, the model and the settings."""
+    settings = collect_settings(args, OUTCOME_SETTINGS) | compared_settings(prepared, args, finished=True)
+    weights = sorted(Path(str(prepared.model_args.model_name_or_path)).glob("*.safetensors"))
+    versions = [file.stat().st_mtime_ns for file in weights]
+    name = hash_json([settings, prepared.task.labels, versions, args.folds])[:16]
+    return Path(str(args.output_dir)) / "folds" / name
+
+
 def _predict_fold(
     prepared: PreparedTask, args: FineTuningArguments, seen: np.ndarray, held_out: np.ndarray, file: Path
 ) -> None:
-    """Trains on the examples `seen`, and writes the predictions of those that are `held_out` into a file."""
+    """Trains on the examples `seen`, and writes predictions of the examples `held_out` to a file."""
     task, split = prepared.task, prepared.train_split
     examples = EvaluationSet(task, task.select(split, held_out, "test"))
     part = replace(prepared, train_features=task.encode(task.select(split, seen, "train")).inputs)
