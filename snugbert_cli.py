@@ -119,7 +119,7 @@ COMMANDS = {
     ),
     "export": Command(
         "Export a model to ONNX Runtime, OpenVINO or stock BERT, and run it there.",
-        "sst2 sst2-onnx --to onnx --dtype int8 --validation_file dev.csv",
+        "sst2 sst2-openvino --to openvino --dtype int8 --calibration_file train.csv",
         ("export.export_arguments.ExportArguments", "cli.model_arguments.HubArguments"),
         "export.export.run_export",
         uploads="output",

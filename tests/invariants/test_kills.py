@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from damage import damage
 from synthetic import without_times
 
 from snugbert.data.corpus import preparation
+from snugbert.storage import inputs
 from snugbert.trainers.pretraining.pretrain import pretrain as _imports_what_a_run_needs  # noqa: F401
 from snugbert.trainers.run.checkpoints import list_checkpoints
 from snugbert.vocabulary.learning import make_tokenizer
@@ -49,8 +51,12 @@ KILLS = [
 ]
 
 
-def pretrain(arguments: Sequence[str], kill: Kill | None) -> int:
-    """Runs `snugbert pretrain`. Small blocks, so that a short text has many of them. Plots are not rendered."""
+def pretrain(arguments: Sequence[str], kill: Kill | None, home: Path | None = None) -> int:
+    """Runs `snugbert pretrain`. Small blocks, so that a short text has many of them. Plots are not rendered.
+
+    `home`: of a machine whose output is in a bucket.
+    """
+    inputs.HF_HOME = str(home)
     preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 4000
     matplotlib.figure.Figure.savefig = lambda figure, file, **options: Path(file).touch()
     torch.set_num_threads(1)
@@ -112,9 +118,9 @@ def make_arguments(material: Path, folder: Path) -> list[str]:
     return [*flags.split(), *(str(material / f"{name}.txt") for name in "abc")]
 
 
-def start(arguments: Sequence[str], kill: Kill | None) -> str:
+def start(arguments: Sequence[str], kill: Kill | None, home: Path | None = None) -> str:
     """Starts the run, waits until it ends, and checks its exit status. Returns its messages."""
-    process = forked.start(pretrain, arguments, kill)
+    process = forked.start(pretrain, arguments, kill, home)
     expected = {0} if kill is None else {-kill.signal, 128 + kill.signal}
     assert process.wait() in expected, f"{kill}\n{process.stdout}{process.stderr}"
     return process.stderr
@@ -127,8 +133,8 @@ def assert_same_end(folder: Path, expected: Path) -> None:
     assert not [path for path in files[0] ^ files[1] if not kept.match(path)]
     last = list_checkpoints(expected / "run")[-1].name
     assert list_checkpoints(folder / "run")[-1].name == last
-    binary = [f"run/{last}/{name}" for name in ("scheduler.pt", "rng_state.pth", "model.safetensors")]
-    binary += ["run/model.safetensors"]
+    binary = [f"run/{last}/scheduler.pt", f"run/{last}/model.safetensors", "run/model.safetensors"]
+    binary += [f"run/{last}/{path.name}" for path in (expected / "run" / last).glob("rng_state*.pth")]
     binary += [str(path.relative_to(expected)) for path in (expected / "cache").rglob("*.arrow")]
     for name in binary:
         assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
@@ -172,10 +178,79 @@ def test_a_run_that_is_killed_at_every_stage_ends_like_an_unkilled_run(material,
 
 
 @pytest.mark.long
-def test_kills_at_many_operations(material, straight, tmp_path):
+def test_kills_at_fifty_operations(material, straight, tmp_path):
     """Each run is killed once, at one of the first 200 operations that change files."""
-    for nth in range(1, 200, 5):
+    for nth in range(1, 200, 4):
         arguments = make_arguments(material, tmp_path / str(nth))
         start(arguments, Kill(nth=nth))
         start(arguments, None)
         assert_same_end(tmp_path / str(nth), straight)
+
+
+def pretrain_on_two_machines(arguments: Sequence[str], kills: dict[int, Kill]) -> int:
+    """Runs one of two processes. Each is the only one of its machine. `kills` has the ranks that end early."""
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    return pretrain(arguments, kills.get(int(os.environ["RANK"])))
+
+
+@pytest.mark.long
+def test_thirty_faults_of_two_machines(material, tmp_path):
+    """One of the machines stops at an operation that changes files. The second machine has few of them."""
+
+    def run(name: str, kills: dict[int, Kill]) -> int:
+        arguments = [*make_arguments(material, tmp_path / name), "--per_device_train_batch_size", "4"]
+        return forked.run(pretrain_on_two_machines, arguments, kills, processes=2).returncode
+
+    assert run("straight", {}) == 0
+    rng = random.Random(1)
+    for number in range(30):
+        rank = int(number % 5 == 0)
+        kill = Kill(nth=rng.randint(1, 5 if rank else 120), signal=rng.choice((signal.SIGKILL, signal.SIGTERM)))
+        status = run(str(number), {rank: kill})
+        assert status != 0 or kill.signal == signal.SIGTERM, kill  # after the last step, SIGTERM stops nothing
+        assert run(str(number), {}) == 0, kill
+        assert_same_end(tmp_path / str(number), tmp_path / "straight")
+
+
+@pytest.mark.long
+def test_twelve_kills_of_a_run_in_a_bucket(material, straight, bucket, tmp_path):
+    """Each run continues on an empty machine. The lock of the killed run is removed, as its message says."""
+    for number in range(12):
+        folder = tmp_path / str(number)
+        arguments = [*make_arguments(material, folder), "--output_dir", f"{bucket.url}/{number}/run"]
+        start(arguments, Kill(nth=16 * number + 8), folder / "first")
+        (bucket.folder / str(number) / "run/_lock").unlink(missing_ok=True)
+        start(arguments, None, folder / "second")
+        run = bucket.folder / str(number) / "run"
+        assert (run / "model.safetensors").read_bytes() == (straight / "run/model.safetensors").read_bytes()
+        assert read_log(run) == read_log(straight / "run")
+
+
+RUNS_AND_EXITS = """
+import os, sys, snugbert_cli
+from snugbert.trainers.pretraining.pretrain import pretrain  # imports what a run needs
+for number in range({runs}):
+    os.environ |= {{"MASTER_PORT": str({port} + number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}}
+    for rank in range(2):
+        if os.fork() == 0:
+            os.environ |= {{"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}}
+            sys.exit(snugbert_cli.main(["pretrain", *{arguments}]))
+    statuses = [os.wait()[1] for rank in range(2)]
+    if any(statuses):
+        sys.exit(f"run {{number}}: {{statuses}}")
+"""
+
+
+@pytest.mark.long
+def test_two_hundred_exits_on_a_busy_computer(material, tmp_path):
+    """Runs of two processes end as Python ends, beside processes that take all cores. Some used to abort."""
+    arguments = [*make_arguments(material, tmp_path), "--max_steps", "2", "--overwrite_output_dir", "true"]
+    arguments += ["--resume_from_checkpoint", "false", "--eval_strategy", "no"]
+    code = RUNS_AND_EXITS.format(runs=int(os.environ.get("RUNS", 200)), port=20000, arguments=arguments)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
+    try:
+        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    finally:
+        for each in busy:
+            each.kill()
+    assert process.returncode == 0, process.stderr[-4000:]

@@ -20,7 +20,7 @@ from snugbert.trainers.finetuning.distillation_trainer import DistillationTraine
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.trainer import RunTrainer
 
-PAGE = Path(__file__).parents[2] / "docs/decisions/private-methods-of-trainer.md"
+PAGE = Path(__file__).parents[2] / "docs/decisions/layout.md"
 
 
 def test_a_resumed_run_prints_no_false_warnings_and_files_have_the_umask(tmp_path, caplog, monkeypatch):
