@@ -181,7 +181,7 @@ def test_help_is_short_and_lists_each_argument_once(command, capsys):
     everything = print_help(command, "--help-all", capsys)
     listed = [line.split()[0] for line in everything if re.match(r"  [-\w]", line)]
     assert len(set(listed)) == len(listed) and set(names) <= set(listed)
-    assert {"--config", "--help", "--help-all"} <= set(listed)
+    assert {"--config", "--help", "--help-all", *re.findall(r"--\w+", COMMANDS[command].example)} <= set(listed)
     assert "SUPPRESS" not in "\n".join(everything)
 
 
