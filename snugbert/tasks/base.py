@@ -20,7 +20,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import DataCollator, DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.cli.arguments import InitSignature, check_argument_names
+from snugbert.cli.arguments import InitSignature
 from snugbert.data.sources import (
     SPLITS,
     DataArguments,
@@ -114,7 +114,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     max_length: int
 
     def __init__(self, args: DataArguments | None = None, **settings: Any):
-        check_argument_names(type(self), settings)
         self.args: Any = self.arguments(**settings) if args is None else args
         self.thresholds: dict[int, float] = {}  # label id -> lowest probability at which the label is predicted
         # Texts, truncated texts, tokens in truncated texts, and tokens that were cut, in all calls of `encode`.

@@ -20,7 +20,6 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
-from snugbert.cli.arguments import ListsArguments
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.packed_batches import count_tokens
 from snugbert.data.tables import make_source
@@ -47,7 +46,7 @@ from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer
 
 
-class FineTuningTrainer(ListsArguments, RunTrainer):
+class FineTuningTrainer(RunTrainer):
     """Fine-tunes a model for a task. A `Trainer` of transformers.
 
         args = FineTuningArguments("output")
