@@ -96,7 +96,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     set_names: ClassVar[dict[str, str]] = {"validation": "eval", "test": "predict"}
     paper_learning_rate: ClassVar[float] = 3e-5  # of BERT-base in the BERT paper
     perfect_score: ClassVar[int] = 1  # 1 for fractions, 100 for percent
-    metric_info: ClassVar[dict[str, Any]]  # description, citation and inputs_description, for `TaskMetric`
     default_columns: ClassVar[tuple[tuple[str, ...], ...]]  # to predict from, by priority, if the user names none
     any_columns: ClassVar[bool] = False  # whether to look for other columns with text if no default column exists
     predicted_columns: ClassVar[tuple[str, ...]]  # the columns that `to_columns` may return

@@ -78,15 +78,6 @@ DEFAULT_LENGTH = 128  # maximum tokens, as in `run_glue.py`
 # The scores of each label are shown if the most frequent label is this many times as frequent as the rarest.
 UNEVEN = 2
 
-METRIC_INFO = {
-    "description": """\
-The metrics of a GLUE task, as fractions. For other data: accuracy (one label per example), mean squared error
-(numbers), and micro F1, macro F1 and subset accuracy (several labels per example). Subset accuracy is the fraction of
-examples whose labels are all correct. A correlation with a constant is NaN.""",
-    "citation": "Wang et al. (2019), GLUE: A Multi-Task Benchmark, ICLR",
-    "inputs_description": "Label ids (int), numbers (float), or a list of 1 and 0 for several labels per example.",
-}
-
 
 class TextClassification(Task[TextSplit, Features, TextAnswers]):
     """Predicts a label, several labels or a number for each text or pair of texts.
@@ -106,7 +97,6 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         "test_mismatched": "predict_mm",
         "test_diagnostic": "predict_ax",
     }
-    metric_info = METRIC_INFO
     default_columns = (("sentence1", "sentence2"), ("text", "text_pair"), ("text",), ("sentence",))
     any_columns = True
     predicted_columns = ("predicted_label", "probabilities")

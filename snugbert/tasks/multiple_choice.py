@@ -31,12 +31,6 @@ from snugbert.tasks.windows import PadNested, make_lists, tokenize_texts
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
 NO_LABEL = ("", "None", "nan", *UNLABELED_ID)  # -1: in test sets on the Hub
 
-METRIC_INFO = {
-    "description": "Accuracy: the fraction of examples whose correct choice is predicted.",
-    "citation": "Zellers et al. (2018), SWAG: A Large-Scale Adversarial Dataset, EMNLP",
-    "inputs_description": "Predictions and references are choices (int), counted from 0.",
-}
-
 
 class Example(NamedTuple):
     """A text, and the texts to choose from."""
@@ -88,7 +82,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     paper_learning_rate = 2e-5  # Devlin et al. (2018), section 4.4
     main_metric = "accuracy"
     metrics: tuple[str, ...] = ("accuracy",)
-    metric_info = METRIC_INFO
     default_columns = (("text", "choices"), SWAG_COLUMNS)
     predicted_columns = ("predicted_choice", "probabilities")
 
