@@ -147,7 +147,8 @@ class FineTuningTrainer(RunTrainer):
             loss = weighted_loss(class_weights(args.class_weights, task).to(args.device))
         set_seed(args.seed)
         network = task.make_model()
-        layer_callbacks = prepare_layers(network, args) if task.trains else []
+        if task.trains:
+            prepare_layers(network, args)
         super().__init__(
             model=network,
             args=args,
@@ -157,7 +158,7 @@ class FineTuningTrainer(RunTrainer):
             processing_class=task.task.tokenizer,
             compute_metrics=lambda prediction: {},  # never called, as there are no labels, but Trainer keeps logits
             compute_loss_func=loss,
-            callbacks=[*layer_callbacks, *callbacks, ClearOutputDir()],
+            callbacks=[*callbacks, ClearOutputDir()],
             optimizers=optimizers,
         )
         self.run_settings.keeps_checkpoints = args.keeps_checkpoints

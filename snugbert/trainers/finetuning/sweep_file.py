@@ -25,7 +25,6 @@ OWN_FLAGS = (
     "layerwise_lr_decay",
     "freeze_embeddings",
     "freeze_layers",
-    "unfreeze_after_steps",
     "class_weights",
 )
 # Settings of the training that affect its result, and may vary.
@@ -135,8 +134,7 @@ def _make_distribution(flag: str, given: Any, method: str, args_class: type) -> 
 def read_value(flag: str, value: Any, args_class: type) -> Any:
     """Parses a value like the command line, because YAML reads 1e-5 as text. None: the flag is not set."""
     name = "per_device_train_batch_size" if flag == BATCH_SIZE else flag
-    freezes = {} if flag.startswith("freeze") else {"freeze_layers": 1}  # unfreeze_after_steps needs it
-    return None if value is None else getattr(_parse(args_class, freezes | {name: value}), name)
+    return None if value is None else getattr(_parse(args_class, {name: value}), name)
 
 
 def _parse(dataclass_type: type, values: dict[str, Any]) -> Any:
