@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from tokenizers.models import WordPiece
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
@@ -111,7 +110,7 @@ def _extend(args: VocabularyArguments, lines: Iterator[str]) -> TokenizersBacken
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
     kind, settings = read_tokenizer_settings(old, name)
     language = choose_language(args.language, [stored_in_tokenizer(old, name)])
-    _check_init(args, old, name, kind, settings)
+    _check_init(args, old, name)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     model = load_init_model(name)
     words = count_words(lines, make_tokenizer(kind, **settings))
@@ -149,17 +148,10 @@ def _extend_and_save(model: PreTrainedModel, extension: Extension, tokenizer: To
     print(f"The {type(model).__name__} was extended, too. New embeddings are means of old embeddings.")
 
 
-def _check_init(
-    args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str, kind: TokenizerKind, settings: dict[str, Any]
-) -> None:
-    """Checks that no argument contradicts the tokenizer to extend."""
-    if settings["strip_accents"] is None:
-        settings = settings | {"strip_accents": settings["do_lower_case"]}
-    old_settings = settings | {"model": kind}
-    for flag, value in (args.casing | {"model": args.model or kind}).items():
-        if value != old_settings[flag]:
-            before = str(old_settings[flag]).lower()
-            raise InputError(f"--{flag} {str(value).lower()}: {name} has {before}. Remove the flag.")
+def _check_init(args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str) -> None:
+    """Checks that the arguments leave the settings of the tokenizer to extend, and that there is room for tokens."""
+    for flag in args.casing | ({} if args.model is None else {"model": args.model}):
+        raise InputError(f"--{flag}: the new tokens are split as in {name}. Remove the flag.")
     check_ids(old, name)
     if args.vocab_size <= len(old):
         raise InputError(

@@ -55,7 +55,7 @@ OUTCOME_SETTINGS = (
 PLAN = "plan.json"  # in the output folder
 JOURNAL = "trials.jsonl"  # in the output folder of a sweep: Optuna's journal
 BUDGET = ("--seeds", "runs", "winner_seeds")  # in a plan. These values may grow
-NOT_COMPARED = ("token", "cache_dir", "preprocessing_num_workers")
+NOT_COMPARED = ("token", "cache_dir")
 
 
 def collect_settings(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
