@@ -115,8 +115,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def __init__(self, args: DataArguments | None = None, **settings: Any):
         self.args: Any = self.arguments(**settings) if args is None else args
         self.thresholds: dict[int, float] = {}  # label id -> lowest probability at which the label is predicted
-        # Texts, truncated texts, tokens in truncated texts, and tokens that were cut, in all calls of `encode`.
-        self.lengths = np.zeros(4, np.int64)
 
     def copy(self, **settings: Any) -> Self:
         """Returns a task that is not connected with a model. It has the same arguments, except for `settings`."""
