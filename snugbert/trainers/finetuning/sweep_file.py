@@ -58,7 +58,6 @@ class SweepFile:
     hours: float | None = None  # no setting starts later
     prune: bool = False  # whether Optuna stops bad runs
     seeds: int = 1  # runs of each setting, the default of `--seeds`
-    winner_seeds: int = 1  # runs of the best setting
     min_steps: int = 0  # of a run, unless the user chose its length
     # The distribution of each flag that varies, as in Optuna.
     settings: dict[str, Any] = field(default_factory=dict, init=False)
@@ -70,7 +69,7 @@ class SweepFile:
     def __post_init__(self):
         if self.runs is None and self.method != "grid":
             raise InputError(f"method {self.method} needs `runs`, the number of settings to try.")
-        check_ranges(self, runs=COUNT, hours=POSITIVE, seeds=COUNT, winner_seeds=COUNT, min_steps=NOT_NEGATIVE)
+        check_ranges(self, runs=COUNT, hours=POSITIVE, seeds=COUNT, min_steps=NOT_NEGATIVE)
 
     @property
     def size(self) -> int:
