@@ -185,8 +185,6 @@ class ArgumentParser(HfArgumentParser):
                 logger.warning("%s sets trust_remote_code: code from the Hub will run on this machine", name)
             argv += [f"--{argument}", *values]
         self.check_flags(argv, f"--config: {name}: ")
-        if "--config" in argv:
-            self.error(f"--config: {name}: config files cannot be nested")
         return argv
 
     def _check_value(self, action: Action, value: Any) -> None:

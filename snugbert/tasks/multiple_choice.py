@@ -21,7 +21,6 @@ from snugbert.data.sources import ExampleArguments
 from snugbert.data.tables import clean_label, read_rows, read_text, read_texts
 from snugbert.errors import InputError, list_columns
 from snugbert.files import dump_json
-from snugbert.reports.plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Features, Sources, Task
 from snugbert.tasks.labeled_texts import UNLABELED_ID, report_missing_labels
 from snugbert.tasks.metrics import score_classes
@@ -197,7 +196,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     # --- files --------------------------------------------------------------------------------------------------
 
     def write(self, split: ChoiceSplit, answers: ChoiceAnswers, folder: Path) -> None:
-        """Writes a JSON object for each example, and a confusion matrix, which shows a preference for a position.
+        """Writes a JSON object for each example.
 
         The keys are the other columns of the row, `text`, `choices`, `label` (if the split is labeled),
         `predicted_choice` and `probabilities`.
@@ -205,9 +204,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         rows = [others | each._asdict() for others, each in zip(split.others, split.examples, strict=True)]
         if split.references is not None:
             rows = [row | {"label": label} for row, label in zip(rows, split.references.tolist(), strict=True)]
-            positions = [str(position) for position in range(len(split.examples[0].choices))]
-            plot = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
-            draw_confusion_matrix(split.references, answers.values, positions, plot)
         (file,) = self.list_prediction_files(split)
         with (folder / file).open("w", encoding="utf-8", errors="backslashreplace") as stream:
             for row, predicted in zip(rows, self.to_columns(split, answers), strict=True):

@@ -18,7 +18,7 @@ from snugbert.cli.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.data.documents import find_files, read_dataset_documents, read_lines
 from snugbert.data.languages import choose_language, read_language, store_language, stored_in_tokenizer
 from snugbert.data.text_lines import ReadingLog
-from snugbert.errors import InputError, name_arguments
+from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_tokenizer, write_vocab_txt
 from snugbert.files import check_new_results, explaining_failed_writes
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
@@ -74,22 +74,18 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
         _save(tokenizer, output_dir)
 
     if len(tokenizer) < args.vocab_size:
-        _print(
+        print(
             f"Note: the vocabulary has fewer than {args.vocab_size:,} tokens. No other pair of tokens occurs "
             f"{args.min_frequency} times in this text (--min_frequency)."
         )
     if summary := log.summarize():
-        _print(f"Note: {summary}")
+        print(f"Note: {summary}")
     example = first[:EXAMPLE_LENGTH]
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
     print(f"Written to {output_dir}.")
     if read_language(tokenizer) is None:
-        _print("Add --language if the text is not English. Other languages keep case and accents.")
+        print("Add --language if the text is not English. Other languages keep case and accents.")
     return tokenizer
-
-
-def _print(message: str) -> None:
-    print(name_arguments(message))
 
 
 def _learn(args: VocabularyArguments, lines: Iterator[str]) -> TokenizersBackend:
@@ -100,7 +96,7 @@ def _learn(args: VocabularyArguments, lines: Iterator[str]) -> TokenizersBackend
     tokenizer = make_tokenizer(kind, tokens, merges, **casing)
     store_language(args.language, tokenizer)
     print(f"Learned {len(tokens):,} tokens ({kind}) from {_format_counts(words)}.")
-    _print(describe_casing(casing))
+    print(describe_casing(casing))
     return tokenizer
 
 
