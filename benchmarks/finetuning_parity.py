@@ -51,9 +51,12 @@ def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
         (FineTunedModelArguments, task_class.arguments, FineTuningArguments), argv, "finetuning_parity", __doc__ or ""
     )
     set_up(training_args)
-    only_ours = ("class_weights", "early_stopping_patience", "unfreeze_after_steps")
+    only_ours = ("class_weights", "early_stopping_patience")
     if any(getattr(training_args, name) is not None for name in only_ours) or (
-        training_args.freezes or training_args.sweeps or training_args.layerwise_lr_decay < 1
+        training_args.freeze_layers
+        or training_args.freeze_embeddings
+        or training_args.sweeps
+        or training_args.layerwise_lr_decay < 1
     ):
         raise InputError(
             "Stock Trainer does not support frozen layers, layer-wise learning rates, class weights or sweeps. "

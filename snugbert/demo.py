@@ -48,11 +48,8 @@ def run_demo(args: DemoArguments) -> None:
     """Serves the page, and prints its address. This is `snugbert demo`."""
     from snugbert.families.loading import check_repository
 
-    try:  # for the address of another machine, Gradio would try a hundred ports
-        with socket.create_server((args.host, args.port or 0)) as server:
-            address = server.getsockname()[0]
-    except (OSError, OverflowError) as error:
-        raise InputError(f"--host {args.host} --port {args.port}: cannot serve the page. {error}.") from error
+    with socket.create_server((args.host, args.port or 0)) as server:  # Gradio would try a hundred ports
+        address = server.getsockname()[0]
     check_repository(args.model)
     # Gradio reads these variables on import. By default it sends usage reports, and stores inputs in the browser.
     os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_RUN_HISTORY": "False"}
@@ -117,17 +114,14 @@ def build_page(name: str) -> "gr.Blocks":
     args = ModelArguments(model_name_or_path=name)
     tokenizer = load_tokenizer(args)
     config = load_config(args, tokenizer)
-    classes, (architecture, *_) = CLASSES["snugbert"], config.architectures or ["none"]
-    if architecture not in HEADS_BY_CLASS:
-        known = ", ".join(model_class.__name__ for model_class in classes.values())
-        raise InputError(f'{name}/config.json: unsupported "architectures": {architecture}. Expected one of {known}.')
-    head = HEADS_BY_CLASS[architecture]
+    architecture = (config.architectures or ["none"])[0]
+    head = HEADS_BY_CLASS.get(architecture, "")
     heads = ["ForMaskedLM", "ForNextSentencePrediction"] if head == "ForPreTraining" else [head]
-    # Many checkpoints of the bare encoder have no pooler. The page does not need it.
-    options = {"add_pooling_layer": False} if head == "Model" else {}
+    if heads[0] not in FORMS:
+        raise InputError(f"{name}: there is no page for the architecture {architecture}. Expected a head for a task.")
     forms = []
     for each in heads:
-        model: Any = load_model(classes[each], args, config, trained=True, **options)
+        model: Any = load_model(CLASSES["snugbert"][each], args, config, trained=True)
         form, model = FORMS[each], model.to(choose_device()).eval()
         inputs = [gr.Textbox(label=label, lines=2) for label in form.inputs]
         outputs = [getattr(gr, component)(label=label) for label, component in form.outputs.items()]
@@ -203,12 +197,6 @@ def find_replaced(model: Any, tokenizer: Any, text: str) -> dict[str, Any]:
     return {"text": text, "entities": [{"entity": "replaced", "start": at.start, "end": at.end} for at in places]}
 
 
-def compare(model: Any, tokenizer: Any, first: str, second: str) -> float:
-    """Computes the cosine similarity of two texts, each the mean of its last hidden states."""
-    states = [_run(model, tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in (first, second)]
-    return torch.cosine_similarity(states[0].mean(0), states[1].mean(0), dim=0).item()
-
-
 def _run(model: Any, inputs: Any) -> Any:
     with torch.inference_mode():
         return model(**inputs.to(model.device))
@@ -227,7 +215,6 @@ PAIR = ("Text", "Second text")
 # `gr.Interface.from_pipeline` would make some of these forms, but Gradio 6.31 fails with transformers 5, which has no
 # `text2text_generation`.
 FORMS = {
-    "Model": Form("Compare", compare, PAIR, {"Cosine similarity of mean token vectors": "Number"}),
     "ForMaskedLM": Form("Fill the mask", fill_mask, ("Text",), {"Words": "Label"}),
     "ForReplacedTokenDetection": Form("Find words", find_replaced, ("Text",), {"Replaced words": "HighlightedText"}),
     "ForNextSentencePrediction": Form("Next sentence", predict_next_sentence, PAIR, {"The second text": "Label"}),

@@ -3,13 +3,11 @@
 import inspect
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
-from snugbert.cli.old_arguments import REMOVED
-from snugbert.errors import InputError, did_you_mean, explain_choice
+from snugbert.errors import InputError, explain_choice
 
 
 class Range(NamedTuple):
@@ -102,30 +100,6 @@ class InitSignature:
         declared = getattr(owner, "arguments", owner)
         _, *own = inspect.signature(declared.__init__).parameters.values()  # without `self`
         return inspect.Signature(own if declared is owner else [each.replace(kind=each.KEYWORD_ONLY) for each in own])
-
-
-def check_argument_names(owner: type, given: Iterable[str]) -> None:
-    """Checks that a class has these keyword arguments. Otherwise suggests a name."""
-    names = inspect.signature(owner).parameters
-    takes_others = any(each.kind is each.VAR_KEYWORD for each in names.values())  # a user's subclass
-    for name in given:
-        if name not in names and not takes_others:
-            hint = f" {REMOVED[name]}" if name in REMOVED else did_you_mean(name, names)
-            raise TypeError(f"{owner.__name__}: no argument {name!r}.{hint}")
-
-
-class ListsArguments:
-    """Base of classes with many keyword arguments: completion and `help` list them, and a wrong name is explained."""
-
-    __signature__ = InitSignature()
-    given: tuple[str, ...]  # names of the arguments that the user gave
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Checks the names of the arguments."""
-        check_argument_names(cls, kwargs)
-        self = super().__new__(cls)
-        self.given = tuple(name for name, value in kwargs.items() if value is not None)
-        return self
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 from transformers.utils import strtobool
 
-from snugbert.cli.arguments import NOT_NEGATIVE, ListsArguments, argument
+from snugbert.cli.arguments import NOT_NEGATIVE, InitSignature, argument
 from snugbert.cli.old_arguments import translate
 from snugbert.errors import InputError, explain_choice
 
@@ -40,7 +40,7 @@ class TranslatesArguments(type):
 
 
 @dataclass
-class DeviceArguments(ListsArguments, TrainingArguments, metaclass=TranslatesArguments):
+class DeviceArguments(TrainingArguments, metaclass=TranslatesArguments):
     """`TrainingArguments` whose precision, compilation and number of data workers fit the device by default.
 
     After `__init__`, `bf16` and `tf32` are booleans (see [`choose_precision`]), `dataloader_num_workers` is an integer
@@ -48,7 +48,9 @@ class DeviceArguments(ListsArguments, TrainingArguments, metaclass=TranslatesArg
     `torch_compile` or `cuda_graphs`, they stay None, and the trainer decides when training starts.
     """
 
+    __signature__ = InitSignature()
     help_group: ClassVar[str] = "training"
+    given: ClassVar[tuple[str, ...]] = ()  # names of the arguments that the user gave
 
     bf16: bool | None = argument(  # type: ignore[assignment]
         None, "Compute in bfloat16. Weights stay in float32. Default: true if the GPU or CPU has it."
@@ -74,6 +76,12 @@ class DeviceArguments(ListsArguments, TrainingArguments, metaclass=TranslatesArg
         range=NOT_NEGATIVE,
         advanced=True,
     )
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remembers the names of the arguments."""
+        self = super().__new__(cls)
+        self.given = tuple(name for name, value in kwargs.items() if value is not None)  # type: ignore[misc]
+        return self
 
     def __post_init__(self):
         if self.report_to:

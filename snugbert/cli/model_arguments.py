@@ -3,8 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from huggingface_hub.serialization._base import parse_size_to_int
-
 from snugbert.cli.arguments import ConvertedArguments, argument, check_ranges
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
@@ -141,7 +139,3 @@ class ConversionArguments(ConvertedArguments):
 
     def __post_init__(self):
         check_ranges(self)
-        try:
-            parse_size_to_int(self.max_shard_size)  # transformers would parse it after loading the model
-        except ValueError as error:
-            raise InputError(f"--max_shard_size: {error}") from error

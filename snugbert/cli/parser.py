@@ -11,7 +11,6 @@ from argparse import SUPPRESS, Action
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +18,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
-from snugbert.cli.old_arguments import REMOVED, RENAMED, SWITCHES, translate
+from snugbert.cli.old_arguments import RENAMED, SWITCHES, translate
 from snugbert.errors import InputError, did_you_mean, explain_choice, explain_files, explain_folder, join_lines
 from snugbert.storage.inputs import stage
 from snugbert.storage.uploads import choose_output, find_output
@@ -31,7 +30,6 @@ MODEL_FLAGS = ("model", "model_name_or_path", "tokenizer_name", "teacher_name_or
 # Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
 INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
 OUTPUTS = ("output_dir", "output_file", "output")
-BOOLEANS = ("true", "t", "yes", "y", "1", "false", "f", "no", "n", "0")  # the words that HfArgumentParser accepts
 # Fields of `TrainingArguments` that `--help` lists, in addition to our own arguments. `--help-all` lists all fields.
 TRAINING_HELP = {
     "output_dir": "Folder for the model, its results and its checkpoints. Default: trainer_output.",
@@ -152,8 +150,6 @@ class ArgumentParser(HfArgumentParser):
             flag = word.partition("=")[0]  # a value may begin with two hyphens
             if re.fullmatch(r"--\w[\w-]*", flag) and flag not in self._option_string_actions:
                 name = flag.removeprefix("--").replace("-", "_")
-                if name in REMOVED:
-                    self.error(f"{where}{flag} was an argument of transformers 4. {REMOVED[name]}")
                 self.error(f"{where}unknown argument {flag}.{did_you_mean(name, known, prefix='--')}")
 
     def parse_given(self, argv: list[str]) -> dict[str, Any]:
@@ -163,22 +159,10 @@ class ArgumentParser(HfArgumentParser):
         found, argv = finder.parse_known_args(argv)
         if not {"-h", "--help", "--help-all"} & set(argv):
             self.check_flags(argv)
-        if self._get_positional_actions():
-            argv = self._complete_switches(argv)
         files = [_stage_one("config", file) if is_url(file) else file for file in found.config]
         from_files = [word for file in files for word in self._read_config(file)]
         line = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv}
         return translate(vars(self.parse_args(from_files + argv)), line)
-
-    def _complete_switches(self, argv: list[str]) -> list[str]:
-        """Adds `true` after a switch without a value. Otherwise, it would take a positional argument as its value."""
-        completed = []
-        for word, following in pairwise([*argv, ""]):
-            completed.append(word)
-            action = self._option_string_actions.get(word)
-            if action is not None and action.const is True and following.lower() not in BOOLEANS:
-                completed.append("true")
-        return completed
 
     def _read_config(self, name: str) -> list[str]:
         """Returns the arguments in a YAML or JSON file as a command line. Values stay text: `no` is not False."""
@@ -201,8 +185,6 @@ class ArgumentParser(HfArgumentParser):
                 logger.warning("%s sets trust_remote_code: code from the Hub will run on this machine", name)
             argv += [f"--{argument}", *values]
         self.check_flags(argv, f"--config: {name}: ")
-        if "--config" in argv:
-            self.error(f"--config: {name}: config files cannot be nested")
         return argv
 
     def _check_value(self, action: Action, value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
-from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 from transformers import set_seed
 from transformers.utils import logging as transformers_logging
@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from snugbert.card_snugbert import escape, find_base_model
 from snugbert.data.documents import match_files
 from snugbert.data.sources import describe_file
-from snugbert.errors import InputError, format_count, join_lines, shorten
+from snugbert.errors import InputError, format_count, shorten
 from snugbert.evaluation.evaluation_arguments import EvaluatedModelArguments, EvaluationArguments, HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
@@ -28,7 +28,6 @@ from snugbert.progress import format_duration
 from snugbert.reports.cards import eval_result, package_versions, table
 from snugbert.reports.pretrained_card import format_results, metric_eval_results
 from snugbert.shared_cores import share_cores
-from snugbert.storage.inputs import is_staged
 from snugbert.trainers.run.log import set_up_logging
 
 RESULTS_NAME = "results.json"
@@ -55,7 +54,6 @@ def evaluate_model(
     output_dir = None if args.output_dir is None else Path(args.output_dir)
     if output_dir is not None:
         check_new_results(output_dir, [RESULTS_NAME], args.overwrite_output_dir)
-    card = _check_card(model_args.model_name_or_path) if args.update_card else None
     files = match_files(args.pairs_file)
     pairs = read_pairs(files, args.good_column_name, args.bad_column_name)
     if output_dir is not None:
@@ -66,7 +64,6 @@ def evaluate_model(
         sections["held_out_text"] = _evaluate_text(model_args, text_args, args.seed)
     if pairs:
         sections["minimal_pairs"] = _evaluate_pairs(model_args, files, pairs, args.seed)
-    eval_results = [result for section in sections.values() for result in section.eval_results]
     if output_dir is not None:
         results: dict[str, Any] = {
             "model": find_base_model(model_args.model_name_or_path)[1],
@@ -78,31 +75,12 @@ def evaluate_model(
         with explaining_failed_writes(output_dir, "run the same command again"):
             markdown = "\n\n".join(section.markdown for section in sections.values())
             write_atomically(output_dir / "results.md", f"{markdown}\n")
+            eval_results = [result for section in sections.values() for result in section.eval_results]
             metadata = {"model-index": eval_results_to_model_index(results["model"], eval_results)}
             header = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
             write_atomically(output_dir / "card_metadata.yaml", header)
             write_atomically(output_dir / RESULTS_NAME, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         print(f"Written to {output_dir}: results.json, results.md, card_metadata.yaml")
-    if card is not None:
-        with explaining_failed_writes(card, "run the same command again"):
-            _update_card(card, eval_results)
-        print(f"Updated {card}")
-
-
-def _check_card(name: str | None) -> Path:
-    """Returns the card in the folder of the model `name`."""
-    if name is not None and is_staged(Path(name)):
-        raise InputError(f"--update_card: {name} is not on this machine. Copy the model to a local folder first.")
-    card = None if name is None else Path(name) / "README.md"
-    if card is None or not card.is_file():
-        raise InputError(
-            "--update_card: the model is not a folder with a README.md. Remove the flag, or create the card first."
-        )
-    try:
-        ModelCard.load(card)
-    except (ValueError, yaml.YAMLError) as error:
-        raise InputError(f"--update_card: the header of {card} is invalid: {join_lines(error)}") from error
-    return card
 
 
 def _load_and_score(
@@ -185,18 +163,3 @@ def _make_pairs_tables(results: dict[str, Any]) -> tuple[str, str]:
         f"{explanation}\n\n{table(('phenomenon', 'paradigms', 'pairs', *TITLES), phenomena)}",
         table(("paradigm", "phenomenon", "pairs", *TITLES), paradigms),
     )
-
-
-def _update_card(file: Path, eval_results: list[EvalResult]) -> None:
-    """Adds results to the header of a model card. New results replace earlier values of the same metrics."""
-    card: Any = ModelCard.load(file)
-    kept = [
-        old for old in card.data.eval_results or [] if not any(new.is_equal_except_value(old) for new in eval_results)
-    ]
-    card.data.eval_results = [*kept, *eval_results]
-    card.data.model_name = card.data.model_name or file.resolve().parent.name
-    old_metrics = card.data.metrics or []
-    if isinstance(old_metrics, str):  # YAML also allows a single name
-        old_metrics = [old_metrics]
-    card.data.metrics = sorted({*old_metrics, *(new.metric_type for new in eval_results)})
-    write_atomically(file, str(card))

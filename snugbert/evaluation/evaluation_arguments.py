@@ -32,7 +32,6 @@ class EvaluationArguments(OverwriteArguments):
     good_column_name: str = argument("sentence_good", "Column of the acceptable sentence.")
     bad_column_name: str = argument("sentence_bad", "Column of the unacceptable sentence.")
     output_dir: str | None = argument(None, "Folder for the results. Default: only print them.")
-    update_card: bool = argument(False, "Add the results to the header of the model's card (README.md).")
     seed: int = argument(42, "Seed of the random weights (--config_name).", range=SEED, advanced=True)
 
     def __post_init__(self):

@@ -22,7 +22,7 @@ from snugbert.data.languages import choose_language, stored_in_model
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
-from snugbert.evaluation.masked_models import evaluating, predicts_pairs
+from snugbert.evaluation.masked_models import predicts_pairs
 from snugbert.families.loading import max_tokens
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertPreTrainedModel
 from snugbert.progress import Progress
@@ -49,7 +49,7 @@ def score_text(
 
     Args:
         model: any masked language model of transformers. If it predicts sentence pairs as `BertForPreTraining` does,
-            the examples are pairs. Otherwise they are full sentences.
+            the examples are pairs. Otherwise they are full sentences. It is switched to evaluation mode.
         tokenizer: the model's tokenizer.
         args: the text, and the length of the examples. The default language is the language that the checkpoint or
             the tokenizer stores, or English.
@@ -75,8 +75,7 @@ def score_text(
             text, "held-out text", args.max_seq_length, data_args, tokenizer, Path(folder), VALIDATION_SEED
         )
         num_examples = min(len(dataset), args.max_eval_samples or len(dataset))
-        with evaluating(model):
-            metrics = score_examples(model, tokenizer, dataset, num_examples)
+        metrics = score_examples(model.eval(), tokenizer, dataset, num_examples)
         if not math.isfinite(metrics["mlm_loss"]):
             raise InputError("--model_name_or_path: the loss is NaN or infinite. Choose a different checkpoint.")
         baselines = compute_baselines(dataset, train or text)

@@ -3,8 +3,7 @@
 Shapes: B sequences, L tokens per sequence, V vocabulary size.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
@@ -112,17 +111,6 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
             "model."
         )
     return config
-
-
-@contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Turns off dropout, as `model.eval()` does. Afterwards, restores the mode of the model."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 @torch.inference_mode()

@@ -18,7 +18,6 @@ from snugbert.data.sources import describe_file, uncompressed_name
 from snugbert.data.tables import read_rows
 from snugbert.data.text_lines import read_numbered_lines
 from snugbert.errors import InputError, list_columns
-from snugbert.evaluation.masked_models import evaluating
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
 from snugbert.families.loading import max_tokens
 
@@ -97,6 +96,8 @@ def score_pairs(
 ) -> dict[str, Any]:
     """Scores a masked language model of transformers on minimal pairs. It should prefer the acceptable sentence.
 
+    The model is switched to evaluation mode.
+
     Returns:
         `pairs`, the number of pairs, and `accuracy`, the mean over paradigms for each variant of `VARIANTS`.
         `paradigms`: name -> `phenomenon`, `field`, `pairs` and `accuracy`. `phenomena`: name -> `paradigms`, `pairs`
@@ -111,8 +112,7 @@ def score_pairs(
                 f"{pair.file}, row {pair.row}: expected a sentence of at least one word and at most {limit} tokens "
                 f"(the model's limit), found {length} tokens. Remove the pair."
             )
-    with evaluating(model):
-        scores = score_sentences(model, sentences, tokenizer.mask_token_id)
+    scores = score_sentences(model.eval(), sentences, tokenizer.mask_token_id)
     if not all(np.isfinite(values).all() for values in scores.values()):
         raise InputError("--model_name_or_path: the scores are NaN or infinite. Choose a different checkpoint.")
     correct = np.stack([scores[variant][::2] > scores[variant][1::2] for variant in VARIANTS], axis=1)

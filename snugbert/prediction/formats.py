@@ -8,7 +8,6 @@ import io
 import logging
 import re
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from snugbert.data.tables import NO_SEPARATOR, choose_separator, find_separator,
 from snugbert.data.text_lines import ReadingLog, find_encoding, read_numbered_lines
 from snugbert.files import dump_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.tasks.tagged_sentences import BARE, SCHEMES, TAG, add_type, are_bare, convert_tags, find_invalid_tags
+from snugbert.tasks.tagged_sentences import TAG, convert_tags
 
 logger = logging.getLogger(__name__)
 
@@ -124,47 +123,24 @@ class ConllFormat(Format):
 
 
 class TaggedConllFormat(ConllFormat):
-    """Sentences in CoNLL columns, written as `snugbert ner` writes them: only the tags change.
-
-    Predicted tags replace the last column, in the scheme of that column. If the column contains other values than
-    entity tags, predicted tags are written to a new last column.
-    """
+    """Sentences in CoNLL columns, written with the predicted tags in a new last column, as `conlleval` reads them."""
 
     def read(self, log: ReadingLog) -> Iterator[tuple[str, Values]]:
         """Streams sentences as [`ConllFormat`] does, with `sentence` and `lines` to write them again."""
         for line, sentence, lines in self._read_blocks(log):
             yield f"line {line}", {"tokens": sentence.words, "sentence": sentence, "lines": lines}
 
-    @cached_property
-    def scheme(self) -> str | None:
-        """The tagging scheme of the last column. None: the last column does not contain tags."""
-        invalid, bare = dict.fromkeys(SCHEMES, 0), ""
-        for line, sentence, _ in self._read_blocks(ReadingLog("replace")):
-            if sentence.tags is None:
-                return None
-            for number, tag in enumerate(sentence.tags, start=line):
-                if not TAG.fullmatch(add_type(tag)):
-                    message = "%s, line %d: %r is not an entity tag. Predictions are written to a new column."
-                    logger.warning(message, self.source, number, tag)
-                    return None
-            bare = BARE if are_bare(sentence.tags) else bare
-            for scheme in SCHEMES:
-                invalid[scheme] += len(find_invalid_tags([*map(add_type, sentence.tags)], scheme))
-        return min(invalid, key=lambda scheme: invalid[scheme]) + bare
-
     def write_head(self, row: Values) -> str:
         """Returns the byte order mark of the input, if it has one."""
         return _byte_order_mark(self.source)
 
     def write(self, row: Values) -> str:
-        """Returns the lines of a sentence with its tags."""
-        tags, sentence, tag_column = row["predicted_tags"], row["sentence"], None
-        if self.scheme is None:
-            columns = len(split_cells(row["lines"][sentence.row - 1].strip("\r\n "))[::2])
-            tag_column, sentence = columns + 1, sentence._replace(tags=None)
+        """Returns the lines of a sentence with its tags, in BIO if they mark entities."""
+        tags, sentence = row["predicted_tags"], row["sentence"]
+        columns = len(split_cells(row["lines"][sentence.row - 1].strip("\r\n "))[::2])
         if all(TAG.fullmatch(tag) for tag in tags):
-            tags = convert_tags(tags, self.scheme or "bio")
-        return tag_lines(row["lines"], [sentence], [tags], tag_column)
+            tags = convert_tags(tags, "bio")
+        return tag_lines(row["lines"], [sentence._replace(tags=None)], [tags], columns + 1)
 
 
 def make_format(args: PredictionArguments) -> Format:

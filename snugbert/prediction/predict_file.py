@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +29,6 @@ from snugbert.prediction.predictor import choose_device
 from snugbert.progress import Progress
 from snugbert.shared_cores import share_cores
 from snugbert.storage.uploads import is_stored, publish_file
-from snugbert.tasks.decisions import read_coverage
 from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
 from snugbert.trainers.run.log import set_up_logging
 
@@ -73,8 +72,6 @@ def predict_file(args: PredictionArguments) -> None:
     if "LOCAL_RANK" in os.environ and choose_device(args.use_cpu).type != "cpu":
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
     predictor = make_predictor(folder, args, rows)
-    if args.abstain_below is not None:
-        print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
     gc.freeze()  # so that the garbage collector skips the modules and the model
     write_predictions(args, data, predictor, folder)
 
@@ -83,15 +80,6 @@ def _check_output(args: PredictionArguments) -> None:
     output = _name_output(args)
     if (output.exists() or is_stored(output)) and not args.overwrite_output_file:
         raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
-
-
-def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
-    """Describes the effect of abstaining on the validation examples of a calibrated model."""
-    if "calibration" not in config:
-        return f"Abstaining below {least:g}. The effect is unknown, because the model was trained without --calibrate."
-    coverage, accuracy = read_coverage(config["calibration"], least)
-    correct = f", and {accuracy:.1%} of these labels are correct" if coverage else ""
-    return f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label{correct}."
 
 
 def write_predictions(args: PredictionArguments, data: Format, predictor: Any, folder: Path) -> None:

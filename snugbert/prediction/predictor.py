@@ -5,7 +5,6 @@ Shapes: N sequences, T tokens in a batch.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from snugbert.reports.intervals import Interval
 from snugbert.tasks import list_tasks
 from snugbert.tasks.base import Features, Task
 from snugbert.tasks.evaluation_set import make_evaluation_set
-from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT, describe_columns, find_text_columns
+from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT, describe_columns, list_text_columns
 from snugbert.tasks.outputs import Logits, average_windows
 from snugbert.tasks.question_answering import QuestionAnswering
 
@@ -307,12 +306,8 @@ def choose_columns(
     for names in defaults:
         if all(name in first_rows[0] for name in names):
             return names
-    found: tuple[str, ...] = ()
-    others: list[str] = []
-    if reader.any_columns:
-        with suppress(InputError):  # no column contains text
-            found, others = find_text_columns(list(first_rows), "label", source)
-    if others or len(found) != numbers[0]:
+    found = list_text_columns(first_rows, "label") if reader.any_columns else []
+    if len(found) != 1 or numbers[0] != 1:
         expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
         raise InputError(f"{source}: no {expected}. {list_columns(present)}{trained} Set {argument}.")
     logger.info("%s: text %s", source, describe_columns(found))

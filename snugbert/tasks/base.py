@@ -20,7 +20,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import DataCollator, DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.cli.arguments import InitSignature, check_argument_names
+from snugbert.cli.arguments import InitSignature
 from snugbert.data.sources import (
     SPLITS,
     DataArguments,
@@ -96,7 +96,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     set_names: ClassVar[dict[str, str]] = {"validation": "eval", "test": "predict"}
     paper_learning_rate: ClassVar[float] = 3e-5  # of BERT-base in the BERT paper
     perfect_score: ClassVar[int] = 1  # 1 for fractions, 100 for percent
-    metric_info: ClassVar[dict[str, Any]]  # description, citation and inputs_description, for `TaskMetric`
     default_columns: ClassVar[tuple[tuple[str, ...], ...]]  # to predict from, by priority, if the user names none
     any_columns: ClassVar[bool] = False  # whether to look for other columns with text if no default column exists
     predicted_columns: ClassVar[tuple[str, ...]]  # the columns that `to_columns` may return
@@ -114,11 +113,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     max_length: int
 
     def __init__(self, args: DataArguments | None = None, **settings: Any):
-        check_argument_names(type(self), settings)
         self.args: Any = self.arguments(**settings) if args is None else args
         self.thresholds: dict[int, float] = {}  # label id -> lowest probability at which the label is predicted
-        # Texts, truncated texts, tokens in truncated texts, and tokens that were cut, in all calls of `encode`.
-        self.lengths = np.zeros(4, np.int64)
 
     def copy(self, **settings: Any) -> Self:
         """Returns a task that is not connected with a model. It has the same arguments, except for `settings`."""

@@ -78,15 +78,6 @@ DEFAULT_LENGTH = 128  # maximum tokens, as in `run_glue.py`
 # The scores of each label are shown if the most frequent label is this many times as frequent as the rarest.
 UNEVEN = 2
 
-METRIC_INFO = {
-    "description": """\
-The metrics of a GLUE task, as fractions. For other data: accuracy (one label per example), mean squared error
-(numbers), and micro F1, macro F1 and subset accuracy (several labels per example). Subset accuracy is the fraction of
-examples whose labels are all correct. A correlation with a constant is NaN.""",
-    "citation": "Wang et al. (2019), GLUE: A Multi-Task Benchmark, ICLR",
-    "inputs_description": "Label ids (int), numbers (float), or a list of 1 and 0 for several labels per example.",
-}
-
 
 class TextClassification(Task[TextSplit, Features, TextAnswers]):
     """Predicts a label, several labels or a number for each text or pair of texts.
@@ -106,7 +97,6 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         "test_mismatched": "predict_mm",
         "test_diagnostic": "predict_ax",
     }
-    metric_info = METRIC_INFO
     default_columns = (("sentence1", "sentence2"), ("text", "text_pair"), ("text",), ("sentence",))
     any_columns = True
     predicted_columns = ("predicted_label", "probabilities")
@@ -114,6 +104,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def __init__(self, args: DataArguments | None = None, **settings: Any):
         super().__init__(args, **settings)
         self.text_pairs: bool | None = None
+        self.num_texts = self.num_truncated = 0  # in all calls of `encode`
         problem: Problem = "single_label_classification"
         if self.args.do_regression or (self.args.task is not None and not self.args.task.labels):
             problem = "regression"
@@ -300,12 +291,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         texts = [column[:number] for column in split.texts]
         columns: dict[str, Any]
         if stride is None:
-            columns, cut = tokenize_texts(self.tokenizer, texts, self.max_length, split.source)
-            kept = pc.list_value_length(columns["input_ids"]).to_numpy()
-            lengths = np.array([number, (cut > 0).sum(), (kept + cut)[cut > 0].sum(), cut.sum()])
-            self.lengths += lengths
+            columns, truncated = tokenize_texts(self.tokenizer, texts, self.max_length, split.source)
+            self.num_texts += number
+            self.num_truncated += truncated
             if split.source:  # not for rows to predict, which are encoded in many calls
-                logger.info("%s: %s", split.name, self._describe_lengths(lengths, len(texts) > 1))
+                logger.info("%s: %s", split.name, self._describe_lengths(number, truncated, len(texts) > 1))
         elif len(texts) > 1:
             raise InputError(
                 "--doc_stride: pairs of texts cannot be cut into windows. Join the texts of each pair, or choose one "
@@ -327,19 +317,19 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def describe_truncation(self, columns: Sequence[str]) -> str | None:
         """See [`Task`]."""
-        return self._describe_lengths(self.lengths, len(columns) > 1) if self.lengths[1] else None
+        if not self.num_truncated:
+            return None
+        return self._describe_lengths(self.num_texts, self.num_truncated, len(columns) > 1)
 
-    def _describe_lengths(self, lengths: np.ndarray, are_pairs: bool) -> str:
-        """Describes how much of the texts was cut. `lengths` is as in [`Task`]."""
-        texts, long, tokens, cut = lengths.tolist()
-        if not long:
+    def _describe_lengths(self, texts: int, truncated: int, are_pairs: bool) -> str:
+        if not truncated:
             return f"no text has more than {self.max_length} tokens (--max_seq_length)"
         remedies = ["increase --max_seq_length"] if self.max_length < self.tokenizer.model_max_length else []
         remedies += [] if are_pairs else ["train with --doc_stride, which reads whole texts"]
         advice = f". To keep more, {', or '.join(remedies)}" if remedies else ""
         return (
-            f"{long:,} of {format_count(texts, 'text')} ({long / texts:.1%}) are longer than {self.max_length} tokens "
-            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut{advice}"
+            f"{truncated:,} of {format_count(texts, 'text')} ({truncated / texts:.1%}) are longer than "
+            f"{self.max_length} tokens (--max_seq_length), and are truncated{advice}"
         )
 
     def decode(self, logits: Logits, split: TextSplit, features: Features) -> TextAnswers:

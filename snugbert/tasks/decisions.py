@@ -50,23 +50,16 @@ class Decisions(NamedTuple):
     plain: TextAnswers  # without temperature and thresholds
     fitted: TextAnswers  # cross-fitted
 
-    def describe_calibration(self) -> dict[str, Any]:
+    def describe_calibration(self) -> dict[str, float]:
         """Returns the entry `calibration` of a config.json.
 
         The weights already contain the temperature, so it must not be applied again. The other values are the
-        calibration errors `ece_before` and `ece_after` (cross-fitted), and the numbers of all `examples` and of
-        `correct` ones by hundredths of their confidence, each as text of 100 numbers. An example is correct if all its
-        labels are.
+        calibration errors `ece_before` and `ece_after` (cross-fitted).
         """
-        facts: dict[str, Any] = {"temperature": self.rule.temperature}
+        facts = {"temperature": self.rule.temperature}
         for name, answers in (("ece_before", self.plain), ("ece_after", self.fitted)):
             means, shares, numbers = self.list_bins(answers)
             facts[name] = float(numbers @ abs(means - shares) / numbers.sum())  # Guo et al. (2017), equation 3
-        confidences = compute_confidence(self.fitted)
-        correct = (self.fitted.values == self.references).reshape(len(confidences), -1).all(axis=1)
-        for name, chosen in (("examples", confidences), ("correct", confidences[correct])):
-            counts, _ = np.histogram(chosen, bins=100, range=(0, 1))
-            facts[name] = " ".join(map(str, counts))
         return facts
 
     def list_bins(self, answers: TextAnswers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -201,17 +194,3 @@ def choose_threshold(probabilities: np.ndarray, correct: np.ndarray, metric: str
     scores = 2 * hits - predicted if metric == "accuracy" else 2 * hits / np.maximum(predicted + correct.sum(), 1)
     best = thresholds[scores == scores.max()]
     return float(best[abs(best - 0.5).argmin()])
-
-
-# --- coverage ---------------------------------------------------------------------------------------------------
-
-
-def read_coverage(calibration: Mapping[str, str], least: float) -> tuple[float, float]:
-    """Returns the share of validation examples with at least this confidence, and the accuracy on these examples.
-
-    `least`, the confidence, is rounded up to hundredths.
-    """
-    first = int(np.ceil(round(100 * least, 6)))
-    examples, correct = ([int(count) for count in calibration[name].split()] for name in ("examples", "correct"))
-    kept = sum(examples[first:])
-    return kept / sum(examples), sum(correct[first:]) / kept if kept else float("nan")

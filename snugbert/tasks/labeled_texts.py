@@ -9,7 +9,7 @@ import ast
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -46,7 +46,6 @@ PAIRS = (
 # Names of one column of text, by priority, in lower case.
 TEXT_NAMES = ("text", "sentence", "message", "review", "comment", "tweet", "utterance", "content", "body")
 ID_NAME = re.compile(r"(.*[\W_])?(?i:id|idx|index|uuid|guid)|.*[a-z]I[Dd]")
-LONGEST_CATEGORY = 40  # characters
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 ZEROS, ONES = ("0", "0.0", "False", "false"), ("1", "1.0", "True", "true")  # elements of a label vector
@@ -103,7 +102,7 @@ def choose_text_columns(
     if not text_columns:
         first_rows = [values for _, values in islice(read_rows(data), ROWS_TO_INSPECT)]
         label_column = args.label_column_name or "label"
-        text_columns, _ = find_text_columns(first_rows, label_column, source, trained_columns)
+        text_columns = find_text_columns(first_rows, label_column, source, trained_columns)
         known = (*text_columns, label_column, *INDEX_COLUMNS)
         unread = [repr(name) for name in first_rows[0] if name not in known]
         advice = f" Not read: {shorten(unread)}. Set --text_column_names to read other columns." if unread else ""
@@ -125,67 +124,40 @@ def describe_columns(names: Sequence[str]) -> str:
 
 def find_text_columns(
     first_rows: Sequence[Mapping[str, object]], label_column: str, source: str, trained_columns: Sequence[str] = ()
-) -> tuple[tuple[str, ...], list[str]]:
+) -> tuple[str, ...]:
     """Finds the text column, or the two columns of a pair, in your own data.
 
     These are `trained_columns`, or a pair in `PAIRS`, if the rows have them. Otherwise it is one column: the first of
-    `TEXT_NAMES`, or the column with the most text, where repeated texts count once. The label column, and columns of
-    numbers, dates, codes, ids and a few short values are left out. A column in `TEXT_NAMES` may contain codes.
-
-    Also returns the other columns that may be meant: texts that are not a few repeated short values.
+    `TEXT_NAMES`, or the only column of text.
     """
     if not first_rows:
         raise InputError(f"{source}: no examples.")
-    names = [name for name in first_rows[0] if name != label_column]
     if trained_columns and all(name in first_rows[0] for name in trained_columns):
-        return tuple(trained_columns), []
-    by_lower_name = {name.strip().lower(): name for name in names}
+        return tuple(trained_columns)
+    by_lower_name = {name.strip().lower(): name for name in first_rows[0] if name != label_column}
     for pair in PAIRS:
         if all(name in by_lower_name for name in pair):
-            return tuple(by_lower_name[name] for name in pair), []
-    columns = {}
-    for name in names:
-        is_code = _is_number if name.strip().lower() in TEXT_NAMES else _is_code
-        texts = _find_texts([values.get(name) for values in first_rows], is_code)
-        if texts and not ID_NAME.fullmatch(name):
-            columns[name] = texts
-    if not columns:
+            return tuple(by_lower_name[name] for name in pair)
+    found = list_text_columns(first_rows, label_column)
+    named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in found]
+    if not named and len(found) != 1:
         raise InputError(
-            f"{source}: no text column besides the label {label_column!r}. {list_columns(first_rows[0])} "
-            "Set --text_column_names and --label_column_name."
+            f"{source}: {'several text columns' if found else 'no text column'} besides the label {label_column!r}. "
+            f"{list_columns(first_rows[0])} Set --text_column_names and --label_column_name."
         )
-    varied = [name for name, texts in columns.items() if _are_varied(texts)]
-    candidates = varied or [*columns]
-    named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in candidates]
-    chosen = named[0] if named else max(candidates, key=lambda name: sum(map(len, set(columns[name]))))
-    return (chosen,), [name for name in varied if name != chosen]
+    return tuple((named or found)[:1])
 
 
-def _are_varied(texts: list[str]) -> bool:
-    """Whether texts are not a few short values that are repeated, such as categories."""
-    return 2 * len(set(texts)) > len(texts) or max(map(len, texts)) > LONGEST_CATEGORY
-
-
-def _find_texts(cells: Iterable[object], is_code: Callable[[str], bool]) -> list[str]:
-    """Returns the texts of a column. Empty if most of its filled cells are codes or other values."""
-    filled = [cell for cell in cells if cell is not None and str(cell).strip() not in ("", "nan")]
-    texts = [cell for cell in filled if isinstance(cell, str) and not is_code(cell)]
-    return texts if 2 * len(texts) >= len(filled) else []
-
-
-def _is_number(cell: str) -> bool:
-    return NUMBER.fullmatch(cell.strip()) is not None
-
-
-def _is_code(cell: str) -> bool:
-    """Whether at least half of the words have digits or belong to an address, as in "K-17" and "5 May 2024".
-
-    Chinese and Japanese sentences are single words. They are no codes if they have as many letters as digits.
-    """
-    words = cell.strip()[:100].split()  # long enough for a date
-    marks = [len(re.findall(r"[\d@/]", word)) for word in words]
-    letters = [sum(char > "\x7f" and char.isalpha() for char in word) for word in words]
-    return 2 * sum(mark > letter for mark, letter in zip(marks, letters, strict=True)) >= len(words)
+def list_text_columns(first_rows: Sequence[Mapping[str, object]], label_column: str) -> list[str]:
+    """Returns the columns with texts in most of their filled cells. Numbers are no texts. Ids are left out."""
+    columns = []
+    for name in first_rows[0]:
+        cells = [row.get(name) for row in first_rows]
+        filled = [cell for cell in cells if cell is not None and str(cell).strip() not in ("", "nan")]
+        texts = [cell for cell in filled if isinstance(cell, str) and not NUMBER.fullmatch(cell.strip())]
+        if texts and 2 * len(texts) >= len(filled) and name != label_column and not ID_NAME.fullmatch(name):
+            columns.append(name)
+    return columns
 
 
 # --- examples ---------------------------------------------------------------------------------------------------

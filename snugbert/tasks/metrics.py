@@ -7,6 +7,7 @@ scikit-learn, SciPy, seqeval and the official scripts, which would be slow in re
 Shapes: `counts` (rows,) are the numbers of examples with each row.
 """
 
+import inspect
 from typing import Any
 
 import evaluate
@@ -30,7 +31,8 @@ class TaskMetric(evaluate.Metric):
         super().__init__(type(task).__name__, **kwargs)
 
     def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(**self.task.metric_info, features=Features(self.task.metric_features()))
+        features = Features(self.task.metric_features())
+        return evaluate.MetricInfo(str(inspect.getdoc(self.task)), citation="", features=features)
 
     def _compute(self, predictions: list[Any], references: list[Any]) -> dict[str, float]:
         split, answers = self.task.pair(references, predictions)

@@ -21,7 +21,6 @@ from snugbert.data.sources import ExampleArguments
 from snugbert.data.tables import clean_label, read_rows, read_text, read_texts
 from snugbert.errors import InputError, list_columns
 from snugbert.files import dump_json
-from snugbert.reports.plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Features, Sources, Task
 from snugbert.tasks.labeled_texts import UNLABELED_ID, report_missing_labels
 from snugbert.tasks.metrics import score_classes
@@ -30,12 +29,6 @@ from snugbert.tasks.windows import PadNested, make_lists, tokenize_texts
 
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
 NO_LABEL = ("", "None", "nan", *UNLABELED_ID)  # -1: in test sets on the Hub
-
-METRIC_INFO = {
-    "description": "Accuracy: the fraction of examples whose correct choice is predicted.",
-    "citation": "Zellers et al. (2018), SWAG: A Large-Scale Adversarial Dataset, EMNLP",
-    "inputs_description": "Predictions and references are choices (int), counted from 0.",
-}
 
 
 class Example(NamedTuple):
@@ -88,7 +81,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     paper_learning_rate = 2e-5  # Devlin et al. (2018), section 4.4
     main_metric = "accuracy"
     metrics: tuple[str, ...] = ("accuracy",)
-    metric_info = METRIC_INFO
     default_columns = (("text", "choices"), SWAG_COLUMNS)
     predicted_columns = ("predicted_choice", "probabilities")
 
@@ -204,7 +196,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     # --- files --------------------------------------------------------------------------------------------------
 
     def write(self, split: ChoiceSplit, answers: ChoiceAnswers, folder: Path) -> None:
-        """Writes a JSON object for each example, and a confusion matrix, which shows a preference for a position.
+        """Writes a JSON object for each example.
 
         The keys are the other columns of the row, `text`, `choices`, `label` (if the split is labeled),
         `predicted_choice` and `probabilities`.
@@ -212,9 +204,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         rows = [others | each._asdict() for others, each in zip(split.others, split.examples, strict=True)]
         if split.references is not None:
             rows = [row | {"label": label} for row, label in zip(rows, split.references.tolist(), strict=True)]
-            positions = [str(position) for position in range(len(split.examples[0].choices))]
-            plot = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
-            draw_confusion_matrix(split.references, answers.values, positions, plot)
         (file,) = self.list_prediction_files(split)
         with (folder / file).open("w", encoding="utf-8", errors="backslashreplace") as stream:
             for row, predicted in zip(rows, self.to_columns(split, answers), strict=True):

@@ -37,15 +37,6 @@ METRICS_V2 = (  # in percent except thresholds, by the names of evaluate-v2.0.py
 )
 FIRST_CHARACTERS = 100  # where to look for words
 
-METRIC_INFO = {
-    "description": "Exact match and F1 of SQuAD v1.1 or v2.0, in percent, equal to the official scripts.",
-    "citation": "Rajpurkar et al. (2018), Know What You Don't Know: Unanswerable Questions for SQuAD, ACL",
-    "inputs_description": """
-Predictions: dicts of id, prediction_text and, for v2.0, no_answer_probability. References: dicts of id and answers, a
-dict of the lists text and answer_start (ignored). v2.0 also scores questions with an answer (HasAns_exact, ...) and
-without one (NoAns_exact, ...), and finds the best threshold (best_exact_thresh, ...).""",
-}
-
 
 @dataclass
 class QuestionSplit:
@@ -86,7 +77,6 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     perfect_score = 100
     main_metric = "f1"
     name = "Question answering"
-    metric_info = METRIC_INFO
     default_columns = (("question", "context"),)
     predicted_columns = ("answer", "score", "start", "end")
 

@@ -42,17 +42,6 @@ from snugbert.tasks.task_arguments import NerDataArguments
 
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
 
-METRIC_INFO = {
-    "description": """\
-Precision, recall and F1 of entities, as fractions. An entity is correct if its type, first word and last word are
-correct. Tags may be in BIO, IOB1, IOBES, BILOU or BMES, and invalid tags are read as in conlleval. Tags that mark no
-entities, such as parts of speech, have only the metric accuracy.""",
-    "citation": "Tjong Kim Sang and De Meulder (2003), Introduction to the CoNLL-2003 Shared Task, CoNLL",
-    "inputs_description": """
-Predictions and references are a list of tags (str) for each sentence. Results: precision, recall and f1 of all
-entities, accuracy, and for each type, such as PER: PER_precision, PER_recall, PER_f1 and PER_number.""",
-}
-
 
 class TagAnswers(NamedTuple):
     """The answers to the sentences of a split."""
@@ -77,7 +66,6 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     main_metric = "f1"
     metrics: tuple[str, ...] = METRICS
     training_metrics: tuple[str, ...] | None = METRICS
-    metric_info = METRIC_INFO
     default_columns = (("tokens",), ("text",))
     predicted_columns = ("predicted_tags", "entities")
     scheme: str | None = None  # of the data. Predictions are converted to it. None: no conversion

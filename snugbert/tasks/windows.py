@@ -20,20 +20,20 @@ TYPES = {"input_ids": pa.int32(), "token_type_ids": pa.int8(), "attention_mask":
 
 def tokenize_texts(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[list[str]], max_length: int, source: str = ""
-) -> tuple[dict[str, pa.ChunkedArray], np.ndarray]:
+) -> tuple[dict[str, pa.ChunkedArray], int]:
     """Makes columns of model inputs, with one list per text or pair. Truncates the longer text of a pair first.
 
-    Also returns how many tokens were cut from each text or pair, (texts,). `source` names what is tokenized, for the
+    Also returns how many texts or pairs were truncated. `source` names what is tokenized, for the
     progress display. Empty: nothing is displayed.
     """
     parts: dict[str, list[pa.Array]] = {name: [] for name in tokenizer.model_input_names}
-    cut: list[int] = []
+    truncated = 0
     for rows in _split_rows(texts, source):
         encoded = tokenizer(*rows, truncation="longest_first", max_length=max_length)
         for name, arrays in parts.items():
             arrays.append(pa.array(encoded[name], pa.list_(TYPES[name])))
-        cut += _count_cut_tokens(tokenizer, rows, encoded, max_length)
-    return {name: pa.chunked_array(arrays) for name, arrays in parts.items()}, np.array(cut)
+        truncated += sum(bool(encoding.overflowing) for encoding in encoded.encodings or ())
+    return {name: pa.chunked_array(arrays) for name, arrays in parts.items()}, truncated
 
 
 def tokenize_documents(
@@ -59,22 +59,6 @@ def _split_rows(texts: Sequence[list[str]], source: str) -> Iterator[list[list[s
         for start in range(0, number, ROWS_PER_CALL):
             yield [column[start : start + ROWS_PER_CALL] for column in texts]
             progress.move_to(min(start + ROWS_PER_CALL, number))
-
-
-def _count_cut_tokens(
-    tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], encoded: Any, max_length: int
-) -> list[int]:
-    cut = [0] * len(rows[0])
-    full = [index for index, ids in enumerate(encoded["input_ids"]) if len(ids) >= max_length]
-    if len(rows) == 1 and encoded.encodings is not None:
-        special = tokenizer.num_special_tokens_to_add()
-        for index in full:
-            cut[index] = sum(len(part) - special for part in encoded.encodings[index].overflowing)
-    elif full:  # the parts of pairs repeat each other, so pairs that may be long are tokenized again
-        whole = tokenizer(*[[column[index] for index in full] for column in rows], verbose=False)["input_ids"]
-        for index, ids in zip(full, whole, strict=True):
-            cut[index] = len(ids) - len(encoded["input_ids"][index])
-    return cut
 
 
 class PadNested(DataCollatorWithPadding):

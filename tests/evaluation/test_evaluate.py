@@ -5,13 +5,11 @@ import json
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard
 
 from snugbert import SnugBertConfig, SnugBertForMaskedLM, SnugBertTokenizer
 from snugbert_cli import main
 
 WORDS = "the cat cats sleep ##s walk ##ed in garden , .".split()
-CARD = "---\nlicense: mit\nmetrics: f1\n---\n# My card\n"
 PAIRS = [
     {"sentence_good": good, "sentence_bad": bad, "UID": paradigm, "linguistics_term": phenomenon}
     for good, bad, paradigm, phenomenon in (
@@ -29,7 +27,6 @@ def folder(tmp_path):
     config = SnugBertConfig.from_size("tiny", vocab_size=len(vocabulary), initializer_range=0.2)
     SnugBertForMaskedLM(config).save_pretrained(tmp_path / "model")
     SnugBertTokenizer(vocab={token: id for id, token in enumerate(vocabulary)}).save_pretrained(tmp_path / "model")
-    (tmp_path / "model/README.md").write_text(CARD)
     (tmp_path / "pairs").mkdir()
     (tmp_path / "pairs/all.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
     return tmp_path
@@ -39,9 +36,9 @@ def evaluate(folder, *argv) -> int:
     return main(["evaluate", "--pairs_file", str(folder / "pairs/*.jsonl"), *map(str, argv)])
 
 
-def test_table_results_plot_and_card(folder, capsys):
+def test_table_results_and_card_metadata(folder, capsys):
     model = ["--model_name_or_path", folder / "model"]
-    assert evaluate(folder, *model, "--output_dir", folder / "out", "--update_card") == 0
+    assert evaluate(folder, *model, "--output_dir", folder / "out") == 0
     out = capsys.readouterr().out
     results = json.loads((folder / "out/results.json").read_text())
     pairs = results["minimal_pairs"]
@@ -51,16 +48,9 @@ def test_table_results_plot_and_card(folder, capsys):
     mean = 100 * pairs["accuracy"]["original"]
     assert f"| mean over paradigms | 3 | 3 | {mean:.1f} |" in out and "agreement" in out
     assert "| tie | agreement | 1 | 0.0 | 0.0 |" in (folder / "out/results.md").read_text()
-
-    # The card keeps its text and other entries. A second evaluation replaces the scores of the first.
-    assert evaluate(folder, *model, "--update_card") == 0
-    card = ModelCard.load(folder / "model/README.md")
-    assert card.text.strip() == "# My card" and card.data.license == "mit" and card.data.metrics == ["accuracy", "f1"]
-    assert [result.metric_value for result in card.data.eval_results] == [
-        pytest.approx(value, abs=1e-5) for value in pairs["accuracy"].values()
-    ]
     metadata = yaml.safe_load((folder / "out/card_metadata.yaml").read_text())
-    assert metadata["model-index"] == card.data.to_dict()["model-index"]
+    scores = [result["value"] for result in metadata["model-index"][0]["results"][0]["metrics"]]
+    assert scores == pytest.approx([*pairs["accuracy"].values()], abs=1e-5)
 
 
 def score(folder, *flags):
@@ -84,20 +74,15 @@ def test_bf16_gives_nearly_the_same_scores(folder):
 
 def test_errors(folder, capsys):
     model = ["--model_name_or_path", folder / "model"]
-    card = folder / "model/README.md"
     (folder / "out").mkdir()
     long = json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511})
     for file, text, flags, words in (
-        (card, CARD, ["--config_name", "tiny"], "--config_name (random weights) cannot be combined with"),
+        (folder / "file", "", ["--config_name", "tiny"], "--config_name (random weights) cannot be combined with"),
         (folder / "out/results.json", "{}", ["--output_dir", folder / "out"], "already contains results"),
-        (card, "---\n[\n---\n", ["--update_card"], "README.md is invalid"),
         (folder / "pairs/long.jsonl", long, [], "at most 512 tokens (the model's limit), found 513 tokens."),
     ):
         file.write_text(text)
         assert evaluate(folder, *model, *flags) == 2
         assert words in capsys.readouterr().err
-    card.unlink()
-    assert evaluate(folder, *model, "--update_card") == 2
-    assert "README.md. Remove the flag, or create the card first." in capsys.readouterr().err
     assert main(["evaluate", *map(str, model)]) == 2
     assert "no data. Pass --pairs_file, --validation_file, or both." in capsys.readouterr().err

@@ -225,7 +225,6 @@ def test_the_command_prints_a_summary_and_replaces_its_own_files(tmp_path, capsy
     [
         ("nothing", "out", {"to": "brt"}, r"--to: unknown value 'brt'\. Did you mean bert\?"),
         ("nothing", "out", {"dtype": "int8"}, "--dtype: unknown value 'int8'"),
-        ("nothing", "out", {"max_shard_size": "5XB"}, "--max_shard_size: Unit 'XB' not supported"),
         ("model", "x/../model", {"overwrite_output_dir": True}, "model: input and output are the same folder"),
         ("model", "model/config.json", {}, r"config\.json is a file"),
     ],

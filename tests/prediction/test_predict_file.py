@@ -391,24 +391,21 @@ def make_conll(line_end: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line_end", ["\n", "\r"])
-def test_conll_like_ner(tagger, tmp_path, monkeypatch, line_end):
+def test_conll_gets_a_column(tagger, tmp_path, monkeypatch, line_end):
     monkeypatch.setattr(run, "WINDOW_ROWS", 2)
     source = tmp_path / "test.conll"
     source.write_bytes(make_conll(line_end).encode())
     whole = predict_file(tagger, source, "out.conll").read_bytes()
-    if line_end == "\n":
-        arguments = ["--test_file", str(source), "--do_predict", "--output_dir", str(tmp_path / "ner"), "--use_cpu"]
-        assert main(["ner", "--model_name_or_path", str(tagger), *arguments]) == 0
-        assert whole == (tmp_path / "ner" / "predictions.conll").read_bytes() != source.read_bytes()
     assert whole.count(line_end.encode()) == make_conll("\n").count("\n")
     assert predict_in_shards(tagger, source, ".conll") == whole
     assert interrupt_and_predict(tagger, source, "resumed.conll", monkeypatch) == whole
-    # The same tags as for JSON, which are in the labels of the model.
+    # The same tags as for JSON.
     rows = values_of(predict_file(tagger, source, "out.jsonl"))
     lines = whole.decode().replace(line_end, "\n").split("\n")
     cells = [line.split() for line in lines if line and not line.strip("\ufeff").startswith(("-DOC", "# "))]
-    assert [word for row in rows for word in row["tokens"]] == [word for word, _, _ in cells]
-    assert [tag[1:].strip("-") for row in rows for tag in row["predicted_tags"]] == [tag[2:] for *_, tag in cells]
+    assert [word for row in rows for word in row["tokens"]] == [word for word, *_ in cells]
+    tags = [tag for row in rows for tag in convert_tags(row["predicted_tags"], "bio")]
+    assert tags == [tag for _, _, _, tag in cells]
 
 
 def test_conll_columns(tagger, tmp_path, caplog):
@@ -421,14 +418,13 @@ def test_conll_columns(tagger, tmp_path, caplog):
         ("words.txt", "-DOCSTART-\n\n{}\n{}\n", "-DOCSTART- O\n\n{} {}\n{} {}\n", ()),
         ("pos.conll", "{} NN\n{} O\n", "{} NN {}\n{} O {}\n", ()),
         ("ids.conllu", "# text = a b\n1\t{}\t_\n2\t{}\t_\n", "# text = a b\n1\t{}\t_\t{}\n2\t{}\t_\t{}\n", column),
-        ("bare.conll", "{} B\n{} I\n", "{} {}\n{} {}\n", ()),
+        ("tags.conll", "{} B-X\n{} I-X\n", "{} B-X {}\n{} I-X {}\n", ()),
         ("last.conll", "1 {}\n2 {}", "1 {} {}\n2 {} {}", column),
     ):
         source = tmp_path / name
         source.write_text(content.format(*words))
         output = predict_file(tagger, source, f"out{source.suffix}", "--overwrite_output_file", *flags)
         assert output.read_text() == expected.format(words[0], first, words[1], second)
-    assert "pos.conll, line 1: 'NN' is not an entity tag. Predictions are written to a new column." in caplog.text
     assert "only numbers" not in caplog.text
     predict_file(tagger, tmp_path / "ids.conllu", "other.jsonl")
     assert "If the words are in column 2, set --text_column_names 2." in caplog.text

@@ -71,10 +71,10 @@ def test_a_compiled_step_in_graphs_equals_an_eager_step(tmp_path, caplog, new_co
 
 
 def test_fine_tuning(tmp_path, caplog):
-    """With dropout, a frozen layer that is unfrozen later, and a smaller last batch."""
+    """With dropout, a frozen layer, and a smaller last batch."""
     head = "ForQuestionAnswering"
     options = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "num_train_epochs": 2}
-    options |= {"freeze_layers": 1, "unfreeze_after_steps": 6, "pad_to_multiple_of": 128}
+    options |= {"freeze_layers": 1, "pad_to_multiple_of": 128}
     results = []
     caplog.set_level(logging.INFO, "snugbert")
     with emulated_graphs():
@@ -85,7 +85,7 @@ def test_fine_tuning(tmp_path, caplog):
             trainer.train()
             predictions = trainer.predict(examples(head, 19, seed=1)).predictions
             results.append((without_times(trainer.state.log_history), model.state_dict(), predictions))
-    assert count_graphs(caplog) >= 3  # frozen, unfrozen, evaluation
+    assert count_graphs(caplog) >= 2  # training, evaluation
     torch.testing.assert_close(results[1][1:], results[0][1:], atol=0, rtol=0)
     assert results[1][0] == results[0][0]
 

@@ -11,15 +11,13 @@ import functools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
@@ -201,27 +199,13 @@ def compute_items(trainer: FineTuningTrainer, features: Any, teacher: str, cache
     key = [teacher, digest_features(features.remove_columns(keyed)), trainer.accelerator.mixed_precision]
     file = work_folder(cache_dir) / "teachers" / f"{hash_json(key)}.safetensors"
     logger.info("teacher: logits of %d examples, cached in %s", len(features), file.parent)
+    file.parent.mkdir(parents=True, exist_ok=True)
     is_main = trainer.is_world_process_zero()
-    cached = None
-    with _warn_about_cache():
-        if is_main and file.exists():
-            cached = load_file(file)["logits"]
-    (items,) = broadcast_object_list([cached])
+    (items,) = broadcast_object_list([load_file(file)["logits"] if is_main and file.exists() else None])
     if items is None:
         logits: Any = trainer.predict(features.remove_columns(labels)).predictions
         items = trainer.output.select_items(logits, features).astype(np.float32)
-        with _warn_about_cache():
-            if is_main:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
-                    save_file({"logits": np.ascontiguousarray(items)}, unfinished)
+        if is_main:
+            with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
+                save_file({"logits": np.ascontiguousarray(items)}, unfinished)
     return items
-
-
-@contextmanager
-def _warn_about_cache() -> Iterator[None]:
-    """A damaged file is computed again. If a file cannot be written, the run continues without it."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        logger.warning("the teacher's logits are not cached: %s", error)

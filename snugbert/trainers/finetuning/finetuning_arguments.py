@@ -83,9 +83,6 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
     )
     freeze_embeddings: bool = argument(False, "Do not train the embeddings.", advanced=True)
     freeze_layers: int = argument(0, "Do not train the embeddings and the first N layers.", range=NOT_NEGATIVE)
-    unfreeze_after_steps: int | None = argument(
-        None, "Unfreeze all layers after this many steps. Default: never.", range=COUNT, advanced=True
-    )
     distillation_temperature: float = argument(
         2.0, "Temperature of the teacher's soft targets.", range=POSITIVE, advanced=True
     )
@@ -119,8 +116,6 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         check_ranges(self)
         if isinstance(self.class_weights, dict):  # as in JSON, which is compared on resume
             self.class_weights = {str(label): weight for label, weight in self.class_weights.items()}
-        if self.unfreeze_after_steps is not None and not self.freezes:
-            raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model
         # Otherwise, checkpoints only serve to resume until the run is finished.
         self.keeps_checkpoints = asks or self.save_total_limit is not None
@@ -178,11 +173,6 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
     def varies(self, name: str) -> bool:
         """Whether the runs of a sweep have different values of the flag `name`."""
         return self.search is not None and name in self.search.settings
-
-    @property
-    def freezes(self) -> bool:
-        """Whether a part of the model is frozen, at least at the start."""
-        return self.freeze_embeddings or self.freeze_layers > 0
 
     @property
     def sweeps(self) -> bool:

@@ -20,7 +20,6 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
-from snugbert.cli.arguments import ListsArguments
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.packed_batches import count_tokens
 from snugbert.data.tables import make_source
@@ -47,7 +46,7 @@ from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer
 
 
-class FineTuningTrainer(ListsArguments, RunTrainer):
+class FineTuningTrainer(RunTrainer):
     """Fine-tunes a model for a task. A `Trainer` of transformers.
 
         args = FineTuningArguments("output")
@@ -148,7 +147,8 @@ class FineTuningTrainer(ListsArguments, RunTrainer):
             loss = weighted_loss(class_weights(args.class_weights, task).to(args.device))
         set_seed(args.seed)
         network = task.make_model()
-        layer_callbacks = prepare_layers(network, args) if task.trains else []
+        if task.trains:
+            prepare_layers(network, args)
         super().__init__(
             model=network,
             args=args,
@@ -158,7 +158,7 @@ class FineTuningTrainer(ListsArguments, RunTrainer):
             processing_class=task.task.tokenizer,
             compute_metrics=lambda prediction: {},  # never called, as there are no labels, but Trainer keeps logits
             compute_loss_func=loss,
-            callbacks=[*layer_callbacks, *callbacks, ClearOutputDir()],
+            callbacks=[*callbacks, ClearOutputDir()],
             optimizers=optimizers,
         )
         self.run_settings.keeps_checkpoints = args.keeps_checkpoints

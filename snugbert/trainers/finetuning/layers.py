@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 
 from snugbert.errors import InputError, format_count
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
@@ -43,8 +43,8 @@ def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
         model._init_weights(module)
 
 
-def prepare_layers(model: PreTrainedModel, args: FineTuningArguments) -> list[TrainerCallback]:
-    """Reinitializes and freezes the layers that the settings select. Returns a callback if it unfreezes them later."""
+def prepare_layers(model: PreTrainedModel, args: FineTuningArguments) -> None:
+    """Reinitializes and freezes the layers that the settings select."""
     depths = find_depths(model)
     layers = max(depths.values()) - 1
     if args.freeze_layers + args.reinit_layers > layers:
@@ -54,27 +54,6 @@ def prepare_layers(model: PreTrainedModel, args: FineTuningArguments) -> list[Tr
         )
     if args.reinit_layers > 0:
         reinitialize_layers(model, args.reinit_layers)
-    if not args.freezes:
-        return []
-    frozen = [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
-    if args.unfreeze_after_steps is not None:
-        # DDP registers parameters once, before training. Frozen parameters are unused until they are unfrozen.
-        args.ddp_find_unused_parameters = True
-        return [Unfreezing(frozen, args.unfreeze_after_steps)]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    return []
-
-
-class Unfreezing(TrainerCallback):
-    """Keeps parameters frozen for the first steps."""
-
-    def __init__(self, parameters: list[nn.Parameter], after_steps: int):
-        self.parameters, self.after_steps = parameters, after_steps
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Freezes before the first step, even of a resumed run, and unfreezes after `after_steps`."""
-        trained = state.global_step >= self.after_steps
-        if self.parameters[0].requires_grad != trained:
-            for parameter in self.parameters:
-                parameter.requires_grad_(trained)
+    if args.freeze_embeddings or args.freeze_layers > 0:
+        for parameter, depth in depths.items():
+            parameter.requires_grad_(depth > args.freeze_layers)

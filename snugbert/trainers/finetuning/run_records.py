@@ -54,8 +54,8 @@ OUTCOME_SETTINGS = (
 )
 PLAN = "plan.json"  # in the output folder
 JOURNAL = "trials.jsonl"  # in the output folder of a sweep: Optuna's journal
-BUDGET = ("--seeds", "runs", "winner_seeds")  # in a plan. These values may grow
-NOT_COMPARED = ("token", "cache_dir", "preprocessing_num_workers")
+BUDGET = ("--seeds", "runs")  # in a plan. These values may grow
+NOT_COMPARED = ("token", "cache_dir")
 
 
 def collect_settings(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def make_plan(prepared: PreparedTask, args: FineTuningArguments, search: SweepFi
     """Returns what must not change when a command continues a sweep."""
     given = asdict(prepared.model_args) | prepared.settings | collect_settings(args, OUTCOME_SETTINGS)
     plan = {f"--{name}": _hide_folder(value) for name, value in given.items() if name not in NOT_COMPARED}
-    plan |= {"--sweep": search.plan, "--seeds": args.seeds, "runs": search.size, "winner_seeds": search.winner_seeds}
+    plan |= {"--sweep": search.plan, "--seeds": args.seeds, "runs": search.size}
     return plan | digest_examples(prepared, prepared.evaluation_sets)
 
 

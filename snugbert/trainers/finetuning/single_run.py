@@ -180,7 +180,7 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
     Sets without labels or without a baseline are skipped. `metrics`: evaluation set -> metric -> value.
     """
     task, metric = prepared.task, prepared.task.main_metric
-    sentences, unbeatable = [], []
+    sentences = []
     for examples in prepared.evaluation_sets:
         score, baseline = metrics[examples.name].get(metric), examples.baseline
         if score is None or baseline is None:
@@ -191,16 +191,11 @@ def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, flo
         ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
         if np.isnan(score):
             sentences.append(f"{title} is undefined, because all predictions or all correct values are the same.")
-        elif score == to_beat == (0 if metric in LOWER_IS_BETTER else task.perfect_score):
-            unbeatable.append(
-                f"{title} {ours} equals the baseline ({baseline.answer}). All examples have the same answer. Add "
-                "examples with other answers."
-            )
         elif not is_better:
             sentences.append(f"{title} {ours} is not better than the baseline, {theirs} ({baseline.answer}).")
     if sentences:
         sentences.append(ADVICE_WITHOUT_TRAINING if prepared.train_features is None else ADVICE)
-    return sentences + unbeatable
+    return sentences
 
 
 def run_dry_fine_tuning(

@@ -304,9 +304,8 @@ class Sweep:
             prepared.validation_set.name, str(args.metric_for_best_model), bool(args.greater_is_better)
         )
         self.seeds = range(args.seed, args.seed + args.seeds)
-        self.further_seeds = range(self.seeds.stop, args.seed + self.search.winner_seeds)  # of the best setting
         self.hours = math.inf if self.search.hours is None else self.search.hours
-        self.total = self.search.size * args.seeds + len(self.further_seeds)  # if no run is stopped early
+        self.total = self.search.size * args.seeds  # if no run is stopped early
 
     def check_values(self) -> None:
         """Plans a run with each value of each flag, so that a value that does not fit ends the sweep at once.
@@ -325,18 +324,16 @@ class Sweep:
                 gc.collect()  # a dry run measures the memory
 
     def run_all(self) -> list[SweepRun]:
-        """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings."""
+        """Runs the settings with all seeds. Returns the finished runs."""
         set_name, metric, higher_is_better = self.objective
         suggestions = Suggestions(self.search, self.args.seed, higher_is_better, self.output_dir / JOURNAL)
         finished: dict[Path, SweepRun] = {}  # a setting may be suggested twice
-        tried: list[dict[str, Any]] = []
-        while len(tried) < self.search.size:
-            values = suggestions.ask(len(tried))
+        for number in range(self.search.size):
+            values = suggestions.ask(number)
             seconds = sum(run.results["seconds"] for run in finished.values())
             if seconds > 3600 * self.hours and not self.plan_run(values, self.args.seed).read().results:
-                logger.info("stopped after %g hours and %s", self.hours, format_count(len(tried), "setting"))
+                logger.info("stopped after %g hours and %s", self.hours, format_count(number, "setting"))
                 break
-            tried.append(values)
             for seed in self.seeds:
                 run = self.plan_run(values, seed)
                 # Optuna gets only the score of the first seed, so that a sweep with more seeds tries the same
@@ -349,12 +346,6 @@ class Sweep:
                     suggestions.tell(finished[run.folder].score(set_name, metric))
                 if "stopped_early" in finished[run.folder].results:
                     break
-        best = choose_setting([*finished.values()], self.objective, self.seeds)
-        for values in tried:
-            for run in (self.plan_run(values, seed) for seed in self.further_seeds):
-                # A finished run belongs to a setting that was the best until the budget grew.
-                if run.setting == best or run.read().results:
-                    finished[run.folder] = self._run(run, len(finished) + 1, [])
         return [*finished.values()]
 
     def _run(self, run: SweepRun, number: int, callbacks: list[StopBadRuns]) -> SweepRun:
@@ -412,7 +403,7 @@ class Sweep:
             raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
         if "decisions" in best.results:  # the card shows their number. The task may have the thresholds of another run
             prepared.task.thresholds = best.results["decisions"]["thresholds"]
-        summary = summarize_sweep(runs, self.objective, self.seeds)
+        summary = summarize_sweep(runs, self.objective)
         tables = sweep_tables(summary, list(best.setting), prepared.task.perfect_score)
         tables += f"\n\nThe model is from the best run, {best.folder.name}."
         for path in sorted(best.folder.iterdir(), key=lambda path: path.suffix == ".safetensors"):  # weights last
@@ -441,12 +432,12 @@ class Sweep:
 # --- results --------------------------------------------------------------------------------------------------------
 
 
-def summarize_sweep(runs: list[SweepRun], objective: Objective, seeds: range) -> dict[str, Any]:
+def summarize_sweep(runs: list[SweepRun], objective: Objective) -> dict[str, Any]:
     """Returns means and standard deviations over seeds, of each setting's score and the best setting's metrics.
 
     `metrics` is evaluation set -> metric -> `mean`, `std` and `interval`. With one seed, `interval` is the interval of
     that run's score, or None. `failures` are messages. `stopped` are the settings that were stopped early, and their
-    `scores` in training. `seeds`: see [`choose_setting`].
+    `scores` in training.
     """
     set_name, metric, _ = objective
     groups = _group_by_setting(run for run in runs if run.is_complete)
@@ -455,7 +446,7 @@ def summarize_sweep(runs: list[SweepRun], objective: Objective, seeds: range) ->
         scores = [run.score(set_name, metric) for run in group]
         spread = _summarize_seeds(group, set_name, metric)
         settings[name] = {**group[0].setting, "seeds": len(scores), "scores": scores, **spread}
-    best = json.dumps(choose_setting(runs, objective, seeds))
+    best = json.dumps(choose_setting(runs, objective))
     metrics = {
         name: {m: _summarize_seeds(groups[best], name, m) for m in values}
         for name, values in groups[best][0].results["metrics"].items()
@@ -471,8 +462,8 @@ def summarize_sweep(runs: list[SweepRun], objective: Objective, seeds: range) ->
     }
 
 
-def choose_setting(runs: Sequence[SweepRun], objective: Objective, seeds: range) -> dict[str, Any]:
-    """Returns the setting with the best mean over `seeds`, which every setting has. Empty: no run is complete.
+def choose_setting(runs: Sequence[SweepRun], objective: Objective) -> dict[str, Any]:
+    """Returns the setting with the best mean over its seeds. At least one run must be complete.
 
     A setting with an incomplete run ranks below settings whose runs are all complete. A setting with an undefined
     score ranks last.
@@ -482,9 +473,8 @@ def choose_setting(runs: Sequence[SweepRun], objective: Objective, seeds: range)
         mean = float(np.mean([run.rank(objective) for run in group if run.is_complete]))
         return mean > -np.inf, all(run.is_complete for run in group), mean
 
-    groups = _group_by_setting(run for run in runs if run.seed in seeds).values()
-    complete = [group for group in groups if any(run.is_complete for run in group)]
-    return max(complete, key=rank)[0].setting if complete else {}
+    groups = _group_by_setting(runs).values()
+    return max((group for group in groups if any(run.is_complete for run in group)), key=rank)[0].setting
 
 
 def best_run(runs: Sequence[SweepRun], objective: Objective) -> SweepRun:

@@ -25,7 +25,6 @@ OWN_FLAGS = (
     "layerwise_lr_decay",
     "freeze_embeddings",
     "freeze_layers",
-    "unfreeze_after_steps",
     "class_weights",
 )
 # Settings of the training that affect its result, and may vary.
@@ -59,7 +58,6 @@ class SweepFile:
     hours: float | None = None  # no setting starts later
     prune: bool = False  # whether Optuna stops bad runs
     seeds: int = 1  # runs of each setting, the default of `--seeds`
-    winner_seeds: int = 1  # runs of the best setting
     min_steps: int = 0  # of a run, unless the user chose its length
     # The distribution of each flag that varies, as in Optuna.
     settings: dict[str, Any] = field(default_factory=dict, init=False)
@@ -71,7 +69,7 @@ class SweepFile:
     def __post_init__(self):
         if self.runs is None and self.method != "grid":
             raise InputError(f"method {self.method} needs `runs`, the number of settings to try.")
-        check_ranges(self, runs=COUNT, hours=POSITIVE, seeds=COUNT, winner_seeds=COUNT, min_steps=NOT_NEGATIVE)
+        check_ranges(self, runs=COUNT, hours=POSITIVE, seeds=COUNT, min_steps=NOT_NEGATIVE)
 
     @property
     def size(self) -> int:
@@ -135,8 +133,7 @@ def _make_distribution(flag: str, given: Any, method: str, args_class: type) -> 
 def read_value(flag: str, value: Any, args_class: type) -> Any:
     """Parses a value like the command line, because YAML reads 1e-5 as text. None: the flag is not set."""
     name = "per_device_train_batch_size" if flag == BATCH_SIZE else flag
-    freezes = {} if flag.startswith("freeze") else {"freeze_layers": 1}  # unfreeze_after_steps needs it
-    return None if value is None else getattr(_parse(args_class, freezes | {name: value}), name)
+    return None if value is None else getattr(_parse(args_class, {name: value}), name)
 
 
 def _parse(dataclass_type: type, values: dict[str, Any]) -> Any:

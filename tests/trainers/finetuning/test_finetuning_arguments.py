@@ -51,7 +51,6 @@ def test_checkpoints_are_kept_if_the_user_asks(settings, kept, tmp_path):
     ("settings", "message"),
     [
         ({"sweep": "papr"}, r"papr is neither a YAML file nor one of paper, fixed, stable\. Did you mean paper\?"),
-        ({"unfreeze_after_steps": 3}, "--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings"),
         ({"deepspeed": "nofile.json"}, "--deepspeed is not supported. Remove the flag: "),
     ],
 )
@@ -98,7 +97,6 @@ def test_values_are_read_as_on_the_command_line(tmp_path):
         "  lr_scheduler_type: [linear, cosine]\n"
         "  class_weights: [null, balanced]\n"
         "  freeze_embeddings: [true, false]\n"
-        "  unfreeze_after_steps: {low: 1000000, high: 3000000, step: 1000000}\n"
         "  weight_decay: 0.2\n"
         "  warmup_steps: 0.2\n"
     )
@@ -110,7 +108,6 @@ def test_values_are_read_as_on_the_command_line(tmp_path):
         "lr_scheduler_type": CategoricalDistribution(("linear", "cosine")),
         "class_weights": CategoricalDistribution((None, "balanced")),
         "freeze_embeddings": CategoricalDistribution((True, False)),
-        "unfreeze_after_steps": IntDistribution(1000000, 3000000, step=1000000),
     }
     # The command line replaces single values, even with the default.
     assert (args.weight_decay, args.warmup_steps) == (0.2, 0.1)

@@ -90,29 +90,20 @@ def test_layerwise_learning_rates(fields, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("frozen_parts", "until", "settings"),
+    ("frozen_parts", "settings"),
     [
-        (("embeddings", "layer.0.", "layer.1."), 4, {"freeze_layers": 2, "unfreeze_after_steps": 4}),
-        (("embeddings",), None, {"freeze_embeddings": True}),
+        (("embeddings", "layer.0.", "layer.1."), {"freeze_layers": 2}),
+        (("embeddings",), {"freeze_embeddings": True}),
     ],
 )
-def test_frozen_layers_do_not_change(frozen_parts, until, settings, tokenizer, tmp_path):
-    seen = []
-
-    class Watch(TrainerCallback):
-        def on_step_end(self, args, state, control, model, **kwargs):
-            seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
-
+def test_frozen_layers_do_not_change(frozen_parts, settings, tokenizer, tmp_path):
     settings = {**settings, "learning_rate": 1e-2, "warmup_steps": 0, "max_steps": 6}
     trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=15, **settings)
     before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-    trainer.add_callback(Watch())
     trainer.train()
-    for name in before:
-        frozen = any(part in name for part in frozen_parts)
-        changed = [not torch.equal(now[name], then[name]) for then, now in zip([before, *seen], seen, strict=False)]
+    for name, parameter in trainer.model.named_parameters():
         if "key.bias" not in name:  # has no gradient
-            assert changed == [not frozen or (until is not None and step >= until) for step in range(6)], name
+            assert torch.equal(parameter, before[name]) == any(part in name for part in frozen_parts), name
 
 
 @pytest.mark.parametrize(
@@ -236,13 +227,12 @@ def test_nan_logits_are_an_error(tokenizer, tmp_path):
 
 
 def train_and_predict(folder: Path, batch_size: int) -> None:
-    """Trains every head, with frozen layers in the first steps, and predicts 21 examples, an odd number."""
+    """Trains every head, with a frozen layer, and predicts 21 examples, an odd number."""
     for head in HEADS:
         weights = None if head == "ForQuestionAnswering" else WEIGHTS
         # Adam would amplify gradients that are only rounding errors.
         settings = {"optim": "sgd", "learning_rate": 0.1, "max_steps": 4, "class_weights": weights}
-        settings |= {"freeze_layers": 1, "unfreeze_after_steps": 2}
-        settings |= {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": 4}
+        settings |= {"freeze_layers": 1, "per_device_train_batch_size": batch_size, "per_device_eval_batch_size": 4}
         data = examples(head, 48)  # accelerate would fill up an incomplete last batch
         trainer = new_trainer(head, make_tokenizer(), folder / head, data, **settings)
         trainer.train()

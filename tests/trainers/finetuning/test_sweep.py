@@ -261,38 +261,36 @@ def run_search(folder: Path, settings=None, **content) -> None:
 def searched(tmp_path_factory) -> Path:
     """The folder of an uninterrupted search."""
     folder = tmp_path_factory.mktemp("searched") / "a"
-    run_search(folder, **PRUNED, winner_seeds=2)
+    run_search(folder, **PRUNED)
     return folder
 
 
 def test_an_interrupted_search_equals_an_uninterrupted_one(searched, tmp_path, monkeypatch):
     """A resumed sweep tells Optuna the finished runs again, also the stopped ones. Budgets may grow."""
-    content = PRUNED | {"winner_seeds": 2}
     expected, names = read_results(searched)["sweep"], list((searched / "runs").iterdir())
-    assert (len(expected["settings"]), len(expected["stopped"]), len(names)) == (6, 1, 8)
-    assert expected["best_setting"]["seeds"] == 2 and expected["best_setting"]["std"] is not None
+    assert (len(expected["settings"]), len(expected["stopped"]), len(names)) == (6, 1, 7)
     assert expected["best_setting"]["scores"][0] == max(row["scores"][0] for row in expected["settings"])
 
     training_step = FineTuningTrainer.training_step
 
     def interrupted(self, *args):
-        if len(list((tmp_path / "b/runs").glob("*/results.json"))) == 6:
+        if len(list((tmp_path / "b/runs").glob("*/results.json"))) == 5:
             raise KeyboardInterrupt
         return training_step(self, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(FineTuningTrainer, "training_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run_search(tmp_path / "b", **content | {"runs": 6})
+            run_search(tmp_path / "b", **PRUNED | {"runs": 6})
     with (tmp_path / "b/trials.jsonl").open("ab") as file:
         file.write(b'{"op_code":5,"wor')  # killed while it wrote
     (tmp_path / "b/trials.jsonl.lock").symlink_to("trials.jsonl")
-    run_search(tmp_path / "b", **content)
+    run_search(tmp_path / "b", **PRUNED)
     assert read_results(tmp_path / "b")["sweep"] == expected
     with pytest.raises(InputError, match=r"\n  runs +7 +6\n"):
-        run_search(tmp_path / "b", **content | {"runs": 6})
+        run_search(tmp_path / "b", **PRUNED | {"runs": 6})
     with pytest.raises(InputError, match=r"\n  --sweep settings "):
-        run_search(tmp_path / "b", {**RATES, "batch_size": [20]}, **content)
+        run_search(tmp_path / "b", {**RATES, "batch_size": [20]}, **PRUNED)
 
 
 def search_in_processes(folder: Path) -> None:
@@ -311,14 +309,13 @@ def test_processes_get_the_same_settings_and_stop_together(searched, tmp_path):
 
 
 def test_a_budget_of_time(tmp_path, monkeypatch):
-    """Runs take an hour, also the seeds of an earlier best setting. Finished runs always count."""
+    """Runs take an hour. Finished runs always count."""
     clock = itertools.count(step=3600)  # read before and after each run
     monkeypatch.setattr(single_run, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    content = {"method": "random", "runs": 20, "winner_seeds": 3, "flags": {"max_steps": 1}}
+    content = {"method": "random", "runs": 20, "flags": {"max_steps": 1}}
     for hours, settings in ((3.0, 4), (4.0, 5), (1.0, 5)):
         run_search(tmp_path / "run", hours=hours, **content)
-        rows = read_results(tmp_path / "run")["sweep"]["settings"]
-        assert len(rows) == settings and sum(row["seeds"] for row in rows) in (settings + 2, settings + 4)
+        assert len(read_results(tmp_path / "run")["sweep"]["settings"]) == settings
 
 
 def test_a_bad_run_is_not_stopped_after_its_last_step():
@@ -340,7 +337,7 @@ def test_settings_with_a_failed_seed_come_last(tmp_path):
     objective = Objective("eval", "accuracy", higher_is_better=True)
     order = []
     while runs:
-        order.append(choose_setting(runs, objective, range(42, 44))["name"])
+        order.append(choose_setting(runs, objective)["name"])
         runs = [run for run in runs if run.setting["name"] != order[-1]]
     assert order == ["best", "worse", "one of two", "undefined"]
 
