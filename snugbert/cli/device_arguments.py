@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 from transformers.utils import strtobool
 
 from snugbert.cli.arguments import NOT_NEGATIVE, InitSignature, argument
-from snugbert.cli.old_arguments import translate
+from snugbert.cli.old_arguments import REMOVED, translate
 from snugbert.errors import InputError, explain_choice
 
 # Processes that make batches, for each GPU. They start again in each epoch. With `dataloader_persistent_workers`,
@@ -36,6 +36,8 @@ class TranslatesArguments(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Makes an instance."""
+        for name in kwargs.keys() & REMOVED:
+            raise TypeError(f"{cls.__name__}: no argument {name!r}. {REMOVED[name]}")
         return super().__call__(*args, **translate(kwargs))
 
 

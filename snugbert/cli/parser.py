@@ -18,7 +18,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
-from snugbert.cli.old_arguments import RENAMED, SWITCHES, translate
+from snugbert.cli.old_arguments import REMOVED, RENAMED, SWITCHES, translate
 from snugbert.errors import InputError, did_you_mean, explain_choice, explain_files, explain_folder, join_lines
 from snugbert.storage.inputs import stage
 from snugbert.storage.uploads import choose_output, find_output
@@ -150,6 +150,8 @@ class ArgumentParser(HfArgumentParser):
             flag = word.partition("=")[0]  # a value may begin with two hyphens
             if re.fullmatch(r"--\w[\w-]*", flag) and flag not in self._option_string_actions:
                 name = flag.removeprefix("--").replace("-", "_")
+                if name in REMOVED:
+                    self.error(f"{where}{flag} was an argument of transformers 4. {REMOVED[name]}")
                 self.error(f"{where}unknown argument {flag}.{did_you_mean(name, known, prefix='--')}")
 
     def parse_given(self, argv: list[str]) -> dict[str, Any]:

@@ -2,12 +2,21 @@
 
 from dataclasses import fields
 
+import pytest
 from transformers import TrainingArguments
 
 from snugbert import FineTuningArguments
-from snugbert.cli.old_arguments import NEW_NAMES, SWITCHES
+from snugbert.cli.old_arguments import NEW_NAMES, REMOVED, SWITCHES
 from snugbert.cli.parser import ArgumentParser, parse_arguments
+from snugbert.errors import InputError
 
+# Fields of `TrainingArguments` in transformers 4.40.0 and 4.57.6 that 5.23.0 lacks, read from the sources.
+GONE = """overwrite_output_dir evaluation_strategy per_gpu_train_batch_size per_gpu_eval_batch_size warmup_ratio
+logging_dir save_safetensors no_cuda use_mps_device jit_mode_eval use_ipex fp16_opt_level half_precision_backend
+tpu_num_cores tpu_metrics_debug past_index fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap adafactor
+group_by_length use_legacy_prediction_loop include_inputs_for_metrics fp16_backend push_to_hub_model_id
+push_to_hub_organization push_to_hub_token mp_parameters torchdynamo ray_scope dispatch_batches split_batches
+include_tokens_per_second""".split()
 FIELDS = {each.name for each in fields(TrainingArguments)}
 OLD = {
     "evaluation_strategy": "no",
@@ -37,9 +46,10 @@ def parse(*argv: str) -> FineTuningArguments:
     return parse_arguments([FineTuningArguments], [*argv], "snugbert glue")[0]
 
 
-def test_only_names_that_transformers_dropped_are_mapped():
-    assert not FIELDS & {*NEW_NAMES, *SWITCHES}
+def test_every_argument_that_transformers_dropped_is_mapped_or_explained():
+    assert not FIELDS & {*NEW_NAMES, *SWITCHES, *REMOVED}
     assert {*NEW_NAMES.values(), *(new for new, _ in SWITCHES.values())} <= FIELDS
+    assert not {*GONE} - {*NEW_NAMES, *SWITCHES, *REMOVED} - {each.name for each in fields(FineTuningArguments)}
 
 
 def test_old_names_give_the_same_settings_in_python_and_on_the_command_line(tmp_path):
@@ -65,3 +75,13 @@ def test_old_names_give_the_same_settings_in_python_and_on_the_command_line(tmp_
     parser = ArgumentParser([FineTuningArguments], "snugbert glue")
     assert parser.parse_given(line) == {"warmup_steps": 0.3, "use_cpu": False}
     assert FineTuningArguments(per_gpu_train_batch_size=None).per_device_train_batch_size == 32
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_arguments_without_a_meaning_are_explained(name):
+    with pytest.raises(InputError) as error:
+        parse(f"--{name}", "1")
+    assert f"--{name} was an argument of transformers 4. {REMOVED[name]}" in str(error.value)
+    with pytest.raises(TypeError) as error:
+        FineTuningArguments(**{name: 1})
+    assert str(error.value).endswith(f"no argument {name!r}. {REMOVED[name]}")
