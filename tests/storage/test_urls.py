@@ -93,15 +93,6 @@ def test_globs(folder):
 # --- S3 ---------------------------------------------------------------------------------------------------------
 
 
-def test_lists_are_never_stale(bucket):
-    for written, removed in (("a", "none"), ("b", "a")):
-        (bucket.folder / removed).unlink(missing_ok=True)
-        (bucket.folder / written).write_bytes(b"of another machine")
-        assert list(urls.list_files(bucket.url)) == [written]
-        assert find_urls(f"{bucket.url}/*") == [f"{bucket.url}/{written}"]
-    assert urls.find_entry(f"{bucket.url}/a") is None
-
-
 def test_credentials_are_read_again_after_an_error(bucket, tmp_path, monkeypatch):
     """They may have been renewed."""
     file, store = tmp_path / "credentials", fsspec.get_filesystem_class("s3")
