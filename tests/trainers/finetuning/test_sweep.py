@@ -1,6 +1,5 @@
 """Sweeps: the grid, the best run, suggested settings, interrupted sweeps."""
 
-import dataclasses
 import itertools
 import json
 import math
@@ -24,12 +23,9 @@ from huggingface_hub.utils import filter_repo_objects
 
 import snugbert
 from snugbert.errors import InputError
-from snugbert.tasks.task_arguments import GlueDataArguments
 from snugbert.trainers.finetuning import single_run, sweep
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
-from snugbert.trainers.finetuning.prepare_task import collect_data_settings
-from snugbert.trainers.finetuning.run_records import list_run_folders, prepare_folder
+from snugbert.trainers.finetuning.run_records import prepare_folder
 from snugbert.trainers.finetuning.single_run import fine_tune
 from snugbert.trainers.finetuning.sweep import Objective, StopBadRuns, Suggestions, SweepRun, choose_setting
 
@@ -55,17 +51,6 @@ def test_the_grid_of_the_paper_and_the_length_of_a_stable_sweep(tmp_path):
     ):
         args = arguments(tmp_path, sweep="stable", **settings)
         assert sweep.plan_run(args, number, {}, 42).args.num_train_epochs == epochs and args.seeds == 5
-
-
-def test_names_of_many_flags(tmp_path):
-    """File systems allow 255 bytes. The names still differ, and are recognized as runs of a sweep."""
-    flags = "adam_beta1 adam_beta2 label_smoothing_factor layerwise_lr_decay max_grad_norm neftune_noise_alpha"
-    values = dict.fromkeys([*flags.split(), "distillation_temperature", "distillation_weight"], 0.123456)
-    runs = [sweep.plan_run(arguments(tmp_path), 60, values | {"weight_decay": decay}, 7) for decay in (0.1, 0.2)]
-    for run in runs:
-        run.folder.mkdir(parents=True)
-        assert len(run.folder.name) < 220
-    assert len(list_run_folders(tmp_path)) == 2
 
 
 def read_results(folder: Path) -> dict:
@@ -212,25 +197,6 @@ def test_a_value_that_does_not_fit_stops_a_sweep_at_once(text, flags, error, tok
     task.evaluation_sets = []
     with pytest.raises(InputError, match="no examples with reference answers"):
         sweep.run_sweep(task, arguments(tmp_path, seeds=2))
-
-
-def test_results_contain_no_local_paths(tokenizer, tmp_path):
-    checkpoint = tmp_path / "secret" / "pretrained"
-    checkpoint.mkdir(parents=True)
-    model_args = FineTunedModelArguments(model_name_or_path=str(checkpoint))
-    task = dataclasses.replace(prepare_counting(tokenizer), model_args=model_args)
-    task.settings = collect_data_settings(GlueDataArguments(dataset_name=str(tmp_path / "secret")))
-    folder = tmp_path / "run"
-    given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
-    given |= {"save_strategy": "steps", "save_steps": 1}
-    sweep.run_sweep(task, arguments(folder, **given))
-    files = [file for file in folder.rglob("*") if file.suffix in (".json", ".md", ".jsonl")]
-    assert {"plan.json", "results.json", "README.md", "trainer_state.json"} <= {file.name for file in files}
-    assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
-    assert read_results(folder)["model"] == "pretrained"
-    other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
-    with pytest.raises(InputError, match="\n  --model_name_or_path "):
-        sweep.run_sweep(dataclasses.replace(task, model_args=other), arguments(folder, **given))
 
 
 # --- suggested settings ----------------------------------------------------------------------------------------------
