@@ -52,7 +52,6 @@ def test_checkpoints_are_kept_if_the_user_asks(settings, kept, tmp_path):
     [
         ({"sweep": "papr"}, r"papr is neither a YAML file nor one of paper, fixed, stable\. Did you mean paper\?"),
         ({"unfreeze_after_steps": 3}, "--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings"),
-        ({"deepspeed": "nofile.json"}, "--deepspeed is not supported. Remove the flag: "),
     ],
 )
 def test_unsupported_arguments_are_refused(settings, message, tmp_path):

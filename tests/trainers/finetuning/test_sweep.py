@@ -6,20 +6,18 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 import torch
 import yaml
+from fake_hub import intercept_pushes
 from finetuning_examples import HEADS, arguments, examples, make_tokenizer, new_trainer, prepare_counting
 from forked import run as run_forked
-from huggingface_hub import HfApi, ModelCard
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub import ModelCard
 
 import snugbert
 from snugbert.errors import InputError
@@ -122,19 +120,13 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypat
         sweep_over(2)
 
 
-def test_seeds_without_a_sweep(tokenizer, tmp_path, monkeypatch):
-    pushed = {}
-
-    def upload(self, *, repo_id, folder_path, ignore_patterns, **kwargs):
-        files = [file.name for file in Path(folder_path).iterdir()]
-        pushed[repo_id] = set(filter_repo_objects(files, ignore_patterns=ignore_patterns))
-
-    monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **kwargs: SimpleNamespace(repo_id=f"me/{name}"))
-    monkeypatch.setattr(HfApi, "upload_folder", upload)
+def test_seeds_without_a_sweep(tokenizer, tmp_path):
     given = arguments(tmp_path / "run", seeds=2, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
-    sweep.run_sweep(prepare_counting(tokenizer), given)
-    assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
-    assert not {"_lock", "predictions.txt"} & pushed["me/run"]
+    with intercept_pushes() as pushed:
+        sweep.run_sweep(prepare_counting(tokenizer), given)
+    (files,) = pushed.values()
+    assert {"README.md", "model.safetensors", "config.json", "results.json"} <= files.keys()
+    assert not {"_lock", "predictions.txt"} & files.keys()
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
     assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43)]
     best = max(read_results(tmp_path / "run")["sweep"]["settings"][0]["scores"])
@@ -285,15 +277,6 @@ def test_a_budget_of_time(tmp_path, monkeypatch):
         run_search(tmp_path / "run", hours=hours, **content)
         rows = read_results(tmp_path / "run")["sweep"]["settings"]
         assert len(rows) == settings and sum(row["seeds"] for row in rows) in (settings + 2, settings + 4)
-
-
-def test_a_bad_run_is_not_stopped_after_its_last_step():
-    """Its weights and scores are complete."""
-    callback = StopBadRuns(SimpleNamespace(is_bad=lambda evaluations: evaluations == [0.5]), "eval_accuracy")
-    for step, stops in ((9, True), (10, False)):
-        state = SimpleNamespace(log_history=[{"eval_accuracy": 0.5}, {"loss": 1}], global_step=step, max_steps=10)
-        with pytest.raises(optuna.TrialPruned) if stops else nullcontext():
-            callback.on_evaluate(None, state, None)
 
 
 def test_settings_with_a_failed_seed_come_last(tmp_path):
