@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ import snugbert
 from snugbert.errors import InputError
 from snugbert.families.conversion import convert_model
 from snugbert.families.reading import fetch_checkpoint
-from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -214,11 +212,3 @@ def test_bad_checkpoints_are_refused(form, spoil, message, tmp_path):
     with pytest.raises((InputError, FileNotFoundError), match=message):
         convert_model(source, tmp_path / "output", "snugbert")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-@pytest.mark.slow
-def test_tensorflow_is_needed_for_its_checkpoints(tmp_path, monkeypatch, capsys):
-    source = write_tensorflow(tmp_path / "source", tensorflow_variables(ours_and_stock("ForPreTraining")[1]))
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    assert main(["convert", str(source / "bert_model.ckpt"), str(tmp_path / "output"), "--to", "snugbert"]) == 2
-    assert "pip install 'snugbert[tensorflow]'" in capsys.readouterr().err

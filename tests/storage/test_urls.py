@@ -11,7 +11,6 @@ import sys
 import threading
 import zipfile
 from contextlib import contextmanager, nullcontext
-from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -312,12 +311,6 @@ def test_a_forked_process_does_not_hang(bucket):
     child.kill()
     assert child.exitcode == 0
     read_in_child(url)
-
-
-def test_a_bug_is_not_an_error_of_the_store():
-    for error in (MemoryError, TypeError):
-        with pytest.raises(error):
-            urls.ask("memory://file", Mock(side_effect=error))
 
 
 def test_chained_urls(tmp_path):
