@@ -96,38 +96,6 @@ def test_flops_of_modernbert():
     assert gpu.modern_flops(config, batch) == 2 * 7 * layers + 2 * head + 2 * 4 * 32 * (3**2 + 4**2)
 
 
-def test_failures_of_gpu_measurements(tmp_path):
-    """A row that fails is recorded, and the next one runs. After an error of the GPU, a new process continues."""
-    from gpu_rows import measure_rows
-    from gpu_table import format_errors, read_rows
-
-    errors = [torch.OutOfMemoryError("out of memory"), RuntimeError("CUDA error: illegal address")]
-    calls = []
-
-    def measure(number):
-        calls.append(number)
-        if number < len(errors):
-            raise errors[number]
-        return {"ms": 1.0}
-
-    file, rows = tmp_path / "rows.jsonl", [(str(number), partial(measure, number)) for number in range(3)]
-    with pytest.raises(SystemExit, match="a new process continues"):
-        measure_rows("steps", rows, file, time.monotonic() + 100)
-    with file.open("a") as stream:
-        stream.write('{"row": "half a line')
-    late = [*rows, ("late", partial(measure, 3))]
-    measure_rows("steps", rows, file, time.monotonic() + 100)
-    measure_rows("steps", late, file, time.monotonic() - 1)
-    assert calls == [0, 1, 2] and read_rows(file)["2"]["ms"] == 1
-    lines = format_errors({"steps": read_rows(file), "lengths": {}}).splitlines()
-    assert [line[:30] for line in lines] == [
-        "- steps: 0: OutOfMemoryError: ",
-        "- steps: 1: RuntimeError: CUDA",
-        "- steps: late: not measured: t",
-        "- lengths: no rows",
-    ]
-
-
 def test_the_gpu_measurements_fit_into_their_time():
     import gpu_quick
     import gpu_recipe
