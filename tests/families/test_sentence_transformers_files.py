@@ -12,6 +12,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
+from snugbert.errors import InputError
 from snugbert.families.conversion import convert_model
 from snugbert.families.sentence_transformers_files import is_cross_encoder, read_modules
 
@@ -84,6 +85,10 @@ def test_what_old_versions_cannot_express_stays_as_it_is(encoder, tmp_path):
     assert [file.name for file in (tmp_path / "bert/1_Pooling").iterdir()] == ["config.json"]
     expected, model = (SentenceTransformer(str(tmp_path / name)) for name in ("encoder", "bert"))
     np.testing.assert_allclose(model.encode(TEXTS), expected.encode(TEXTS), atol=1e-5)
+    # This path would write and delete files outside of the output folder.
+    (tmp_path / "encoder/modules.json").write_text('[{"type": "a.Transformer", "path": "../x"}]')
+    with pytest.raises(InputError, match=r"modules\.json: expected a list of modules"):
+        convert_model(tmp_path / "encoder", tmp_path / "out", "bert")
 
 
 def test_a_reranker_keeps_its_activation(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from prepared import content, prepare
 from safetensors.numpy import load, save
@@ -48,6 +49,16 @@ def test_a_part_of_another_corpus_is_refused(small, words_tokenizer):
     for suffix in (".arrow", ".index"):
         small.file.with_name(f"part-00000-of-00002{suffix}").touch()
     with pytest.raises(InputError, match=r"part-00000-of-00001\.arrow and part-00000-of-00002\.arrow belong to diff"):
+        open_corpus(small.folder, words_tokenizer)
+
+
+@pytest.mark.parametrize("change", ["no JSON", "null", '{"settings": 3}'])
+def test_metadata_of_another_form_is_refused(small, words_tokenizer, change):
+    schema = pa.ipc.open_stream(small.bytes).schema
+    header = schema.with_metadata({b"snugbert": change.encode()}).serialize().to_pybytes()
+    small.file.write_bytes(header + small.bytes[len(schema.serialize()) :])
+    write_index(make_index(small.file), small.file.with_suffix(".index"))
+    with pytest.raises(InputError, match=r"is damaged \(not part of a corpus"):
         open_corpus(small.folder, words_tokenizer)
 
 
