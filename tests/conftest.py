@@ -4,9 +4,7 @@ import gc
 import logging
 import os
 import signal
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,28 +45,6 @@ LONG_FILES = (
     "test_families_snugbert.py",
     "invariants/test_processes.py",
 )
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Prints how long the last run of the same command took on this machine."""
-    config = session.config
-    is_whole = config.args == config.getini("testpaths")
-    if is_whole and not hasattr(config, "workerinput") and hasattr(config, "cache"):  # not with `-p no:cacheprovider`
-        line = "All tests take 4 to 7 minutes on two cores. The fast half takes 1 to 2 minutes."
-        if seconds := config.cache.get(_name_command(config), None):
-            line = f"The last run of this command took {seconds / 60:.1f} minutes here."
-        config.get_terminal_writer().line(line)
-        session.begin = time.monotonic()
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Stores how long it took."""
-    if hasattr(session, "begin") and exitstatus == 0:
-        session.config.cache.set(_name_command(session.config), time.monotonic() - session.begin)
-
-
-def _name_command(config: pytest.Config) -> str:
-    return "/".join(["seconds", Path(sys.prefix).name, " ".join(config.invocation_params.args) or "pytest"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

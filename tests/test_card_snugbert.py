@@ -13,6 +13,7 @@ import torch
 import transformers
 from fake_hub import intercept_pushes, write_cache
 from finetuning_examples import write_card
+from glue_examples import arguments
 from huggingface_hub import HfApi, ModelCard, constants
 from huggingface_hub.utils import httpx
 from markdown_it import MarkdownIt
@@ -250,27 +251,12 @@ def texts(tmp_path_factory, tokenizer):
 
 
 def make_arguments(command: str, folder: Path, texts: Path, **changes) -> list[str]:
-    values = {
-        "tokenizer_name": texts,
-        "config_name": "tiny",
-        "config_overrides": "num_hidden_layers=1",
-        "per_device_train_batch_size": 16,
-        "eval_strategy": "steps",
-        "save_strategy": "steps",
-        "eval_steps": 1,
-        "save_steps": 1,
-        "max_steps": 2,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "push_to_hub": True,
-        "hub_model_id": "me/model",
-        "hub_strategy": "checkpoint",
-        "hub_always_push": True,
-        "hub_token": SECRET,
-        "token": SECRET,
-        "output_dir": folder,
-    } | changes
-    return [command, *(str(text) for name, value in values.items() for text in (f"--{name}", value))]
+    """A command line that evaluates, saves and pushes after each of two steps."""
+    steps = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1, "max_steps": 2}
+    push = {"push_to_hub": True, "hub_model_id": "me/model", "hub_strategy": "checkpoint", "hub_always_push": True}
+    tokens = {"hub_token": SECRET, "token": SECRET}
+    given = {"tokenizer_name": texts, "num_train_epochs": None} | steps | push | tokens
+    return [command, *arguments(texts, folder, **given | changes)]
 
 
 def read_scores(command: str, folder: Path, step: int | str) -> dict[tuple[str, str], float]:
@@ -338,6 +324,7 @@ def test_every_push_of_a_run_has_card_and_code(command, file, changes, words, hu
 @pytest.mark.parametrize("error", [OSError("Invalid username"), httpx.ConnectError("Invalid username")])
 def test_a_wrong_token_stops_the_command_before_training(error, hub, texts, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(HfApi, "whoami", Mock(side_effect=error))
-    assert main(make_arguments("glue", tmp_path, texts, train_file=texts / "reviews.csv", eval_strategy="no")) == 2
+    files = {"train_file": texts / "reviews.csv", "validation_file": None}
+    assert main(make_arguments("glue", tmp_path, texts, **files, eval_strategy="no")) == 2
     assert "--push_to_hub: cannot log in to https://huggingface.co: Invalid username" in capsys.readouterr().err
     assert not hub and not list(tmp_path.iterdir())

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import re
 import subprocess
 import time
@@ -10,13 +9,11 @@ import zipfile
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from benchmark_files import BENCHMARKS
 from emulated_graphs import emulated_graphs
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
@@ -99,69 +96,6 @@ def test_flops_of_modernbert():
     assert gpu.modern_flops(config, batch) == 2 * 7 * layers + 2 * head + 2 * 4 * 32 * (3**2 + 4**2)
 
 
-def test_failures_of_gpu_measurements(tmp_path):
-    """A row that fails is recorded, and the next one runs. After an error of the GPU, a new process continues."""
-    from gpu_rows import measure_rows
-    from gpu_table import format_errors, read_rows
-
-    errors = [torch.OutOfMemoryError("out of memory"), RuntimeError("CUDA error: illegal address")]
-    calls = []
-
-    def measure(number):
-        calls.append(number)
-        if number < len(errors):
-            raise errors[number]
-        return {"ms": 1.0}
-
-    file, rows = tmp_path / "rows.jsonl", [(str(number), partial(measure, number)) for number in range(3)]
-    with pytest.raises(SystemExit, match="a new process continues"):
-        measure_rows("steps", rows, file, time.monotonic() + 100)
-    with file.open("a") as stream:
-        stream.write('{"row": "half a line')
-    late = [*rows, ("late", partial(measure, 3))]
-    measure_rows("steps", rows, file, time.monotonic() + 100)
-    measure_rows("steps", late, file, time.monotonic() - 1)
-    assert calls == [0, 1, 2] and read_rows(file)["2"]["ms"] == 1
-    lines = format_errors({"steps": read_rows(file), "lengths": {}}).splitlines()
-    assert [line[:30] for line in lines] == [
-        "- steps: 0: OutOfMemoryError: ",
-        "- steps: 1: RuntimeError: CUDA",
-        "- steps: late: not measured: t",
-        "- lengths: no rows",
-    ]
-
-
-HANGS = """
-import pathlib, subprocess, sys, time
-child = subprocess.Popen(["sleep", "100"])
-pathlib.Path(sys.argv[1]).write_text(str(child.pid))
-time.sleep(100)
-"""
-CRASHES_ONCE = """
-import sys
-with open(sys.argv[1], "a") as file:
-    file.write("row\\n")
-    sys.exit(file.tell() == 4)
-"""
-
-
-def test_pieces_of_the_gpu_measurements_have_time_limits(tmp_path, monkeypatch):
-    """A piece that hangs is killed with its processes, and one that crashes continues if it added a row."""
-    import gpu_quick
-
-    monkeypatch.setattr(gpu_quick, "SHORTEST", 0)
-
-    def run(code: str, name: str, seconds: float) -> str:
-        file = tmp_path / name
-        gpu_quick.run_piece(name, ["-c", code, str(file)], file, time.monotonic() + seconds, tmp_path)
-        return file.read_text() if file.exists() else ""
-
-    child = Path(f"/proc/{run(HANGS, 'hangs', 3)}/stat")
-    assert run(CRASHES_ONCE, "crashes", 60) == "row\nrow\n"
-    assert run("raise SystemExit(1)", "no rows", 60) == ""
-    assert not child.exists() or child.read_text().split()[2] == "Z"  # killed
-
-
 def test_the_gpu_measurements_fit_into_their_time():
     import gpu_quick
     import gpu_recipe
@@ -169,22 +103,6 @@ def test_the_gpu_measurements_fit_into_their_time():
     assert sum(gpu_quick.PLAN.values()) + gpu_quick.FINISHING <= 510 - 15  # 15 s to unpack wheels
     longest = max(sum(gpu_recipe.PLAN.values()), gpu_recipe.LONGEST_TRAINING)
     assert longest + gpu_recipe.FINISHING <= 600 - 15
-
-
-def test_the_script_of_gpu_measurements(tmp_path):
-    """It runs with the repository's packages, and refuses other commands."""
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$PYTHONPATH" "$@"\n')
-    python.chmod(0o755)
-
-    def run(*flags: str) -> tuple[int, str]:
-        environment = os.environ | {"PYTHON": str(python), "PYTHONPATH": "others"}
-        process = subprocess.run([BENCHMARKS / "gpu.sh", *flags], env=environment, capture_output=True, text=True)
-        return process.returncode, process.stdout
-
-    path = f"{BENCHMARKS.parent}:{BENCHMARKS.parent}/build/site:others"
-    assert run("quick", "steps", "--plan") == (0, f"{path} {BENCHMARKS}/gpu_quick.py steps --plan\n")
-    assert run("eager") == (2, "")
 
 
 @pytest.fixture

@@ -94,14 +94,3 @@ def test_a_run_is_timed_scored_and_continued(sources, tmp_path, capsys, monkeypa
     results = json.loads((tmp_path / "run/scores/results.json").read_text())
     assert row["bits per character"] == f"{results['held_out_text']['metrics']['bits_per_character']:.4f}"
     assert row["BLiMP"] in ("0.00", "100.00") and row["flags"].startswith("`--track cpu --vocab_size 60 ")
-
-
-def test_changed_text_is_refused(sources, tmp_path):
-    import speedrun_text
-
-    speedrun_text.make_text(tmp_path / "text")
-    (tmp_path / "text/books.txt").write_text("Other text.\n")
-    with pytest.raises(
-        ValueError, match=r"books\.txt: its SHA-256 is .*\. Remove the file and run the script again\."
-    ):
-        speedrun_text.make_text(tmp_path / "text")

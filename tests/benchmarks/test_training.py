@@ -5,10 +5,9 @@ import re
 import subprocess
 
 import pytest
-import torch
 from markdown_tables import cells
 from parity import without_padding
-from transformers import BertConfig, BertForQuestionAnswering, BertModel, BertTokenizer
+from transformers import BertForQuestionAnswering
 
 from snugbert_cli import main as snugbert_command
 
@@ -82,38 +81,3 @@ def test_both_sides_of_a_finetuning_job_do_the_same_work(little_data, tiny_model
         ratio = f"{stock['seconds'] / ours['seconds']:.2f}"
         assert row[2:5] == [f"{ours['seconds']:.1f}", f"{stock['seconds']:.1f}", f"{ratio} ({ratio}-{ratio})"]
         assert row[-2:] == [f"{ours['score']:.2f}", f"{stock['score']:.2f}"]
-
-
-def test_finetuning_parity(little_data, tiny_model, capsys):
-    import finetuning_parity
-
-    command = ["ner", "--train_file", str(little_data / "conll2003/train.jsonl.gz")]
-    command += ["--validation_file", str(little_data / "conll2003/valid.jsonl.gz")]
-    command += ["--model_name_or_path", tiny_model]
-    command += ["--num_train_epochs", "5", "--learning_rate", "5e-3", "--use_cpu", "--disable_tqdm", "True"]
-    finetuning_parity.main(command)
-    rows = [row for row in cells(capsys.readouterr().out) if row[0].startswith("eval")]
-    assert [row[0] for row in rows] == [f"eval {name}" for name in ("precision", "recall", "f1", "accuracy")]
-    assert rows[2][1] > "0.02" and all(row[1] == row[2] for row in rows)
-
-
-def test_retrieval(little_data, minilm, tmp_path, capsys):
-    import retrieval
-
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 96}
-    torch.manual_seed(0)  # for the same scores in every run
-    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "bert")
-    BertTokenizer.from_pretrained(minilm).save_pretrained(tmp_path / "bert")
-    command = ["--train_file", str(little_data / "squad/train-v1.1-first44.jsonl.gz")]
-    command += ["--dev_file", str(little_data / "squad/dev-v1.1.jsonl.gz"), "--checkpoint", str(tmp_path / "bert")]
-    command += ["--max_pairs", "48", "--max_questions", "40", "--rerank_questions", "12", "--batch_size", "16"]
-    command += ["--learning_rate", "1e-3", "--reranker_learning_rate", "1e-3", "--num_train_epochs", "2"]
-    retrieval.main([*command, "--rounds", "2", "--output_dir", str(tmp_path / "results")])
-    rows = {row[0]: row[1:] for row in cells(capsys.readouterr().out)}
-    scores = {name: [*map(float, row)] for name, row in rows.items() if re.search("@|loss", name)}
-    times = {name: row for name, row in rows.items() if re.match("training, |encoding, |reranking", name)}
-    assert len(scores) == 10 and len(times) == 5
-    for name, (ours, stock) in scores.items():
-        assert ours == pytest.approx(stock, abs=1e-3 if "loss" in name else 0.03), name
-    assert scores["MRR@10, trained"] != scores["MRR@10, untrained"]
-    assert all(float(ratio.split()[0]) > 0 for _, _, ratio in times.values())

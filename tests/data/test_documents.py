@@ -13,7 +13,7 @@ import pytest
 
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, name_files, read_dataset_documents, read_documents, read_lines
-from snugbert.data.text_lines import LONGEST_LINE, ReadingLog, RemoteText, read_numbered_lines, read_text_lines
+from snugbert.data.text_lines import ReadingLog, RemoteText, read_numbered_lines, read_text_lines
 from snugbert.errors import InputError
 
 DOCUMENTS = [["A line. And more of it.", "Another line."], ["Zwei Zeilen, ja."], ["ein Café", "€ 5"]]
@@ -193,9 +193,3 @@ def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
     assert process.returncode == 0, process.stderr
     message, megabytes = process.stdout.splitlines()
     assert message.startswith(f"{file}, line 2: longer than 64 MiB. Split this line.") and int(megabytes) < 250
-
-
-def test_a_line_may_be_as_long_as_the_limit(tmp_path):
-    line = "a" * (LONGEST_LINE - 1) + "\n"
-    (tmp_path / "long.txt").write_text(f"{line}b")
-    assert [len(line) for line in read_text_lines(tmp_path / "long.txt")] == [LONGEST_LINE, 1]

@@ -100,6 +100,9 @@ def test_bert_in_float16_with_default_labels(checkpoint, tmp_path, capsys):
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
     assert config["label2id"] == {"LABEL_0": 0, "LABEL_1": 1}
+    # In Python, the dtype may be from torch.
+    assert export_model(checkpoint("Model"), tmp_path / "python", "bert", dtype=torch.float16).dtype == "float16"
+    assert SnugBertModel.from_pretrained(tmp_path / "python", dtype="auto").dtype == torch.float16
 
 
 def test_every_head_is_exported():
@@ -243,12 +246,6 @@ def test_errors(checkpoint, tmp_path, capsys, head, arguments, message):
     assert main(["export", str(checkpoint(head)), str(tmp_path / "out"), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_python_arguments(checkpoint, tmp_path):
-    """The dtype may be from torch."""
-    assert export_model(checkpoint("Model"), tmp_path / "out", "bert", dtype=torch.float16).dtype == "float16"
-    assert SnugBertModel.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.float16
 
 
 WORDS = "a good film but not ok the bad one is what it was".split()

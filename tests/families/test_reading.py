@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +17,11 @@ import snugbert
 from snugbert.errors import InputError
 from snugbert.families.conversion import convert_model
 from snugbert.families.reading import fetch_checkpoint
-from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
+def test_every_form_of_a_bert_file_is_loaded_and_becomes_snugbert(tmp_path):
     _, stock = ours_and_stock("ForPreTraining")
     weights = stock.state_dict()
     # Files of google-bert store tied weights once. Their configuration declares BertForMaskedLM.
@@ -60,8 +58,11 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
         assert "tokenizer_class" not in config and "AutoModelForCausalLM" not in config["auto_map"]
         ours = transformers.AutoModelForPreTraining.from_pretrained(output)
         assert type(ours) is snugbert.SnugBertForPreTraining
+        loaded, report = snugbert.SnugBertForPreTraining.from_pretrained(source, output_loading_info=True)
+        assert not report["missing_keys"] and not report["unexpected_keys"], source
         for name, tensor in weights.items():
             assert torch.equal(ours.state_dict()[name], tensor), (source, name)
+            assert torch.equal(loaded.state_dict()[name], tensor), (source, name)
     assert (output / "modeling_snugbert.py").exists()
     assert "AutoModelForTokenClassification" in json.loads((output / "config.json").read_text())["auto_map"]
 
@@ -75,9 +76,17 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
     bare = {name.removeprefix("bert."): tensor for name, tensor in weights.items() if name.startswith("bert.")}
     without_pooler = {name: tensor for name, tensor in bare.items() if not name.startswith("pooler.")}
     for name, variant in (("bare", bare), ("without_pooler", without_pooler)):
-        done = convert_model(write_checkpoint(tmp_path / name, variant), tmp_path / f"{name}-snug", "snugbert")
+        source = write_checkpoint(tmp_path / name, variant)
+        done = convert_model(source, tmp_path / f"{name}-snug", "snugbert")
         assert done.model_class == "SnugBertModel" and names_in(tmp_path / f"{name}-snug") == set(variant)
         assert ["no pooler" in note for note in done.notes] == [True] * (name == "without_pooler")
+        loaded, report = snugbert.SnugBertModel.from_pretrained(source, output_loading_info=True)
+        assert set(report["missing_keys"]) == bare.keys() - variant.keys()
+        # A model with a head loads the encoder from a file without a head, whose names have no prefix.
+        with_head = snugbert.SnugBertForMaskedLM.from_pretrained(source)
+        for key, tensor in without_pooler.items():
+            assert torch.equal(loaded.state_dict()[key], tensor), key
+            assert torch.equal(with_head.bert.state_dict()[key], tensor), key
 
 
 def test_a_hub_checkpoint_is_fetched(tmp_path):
@@ -203,11 +212,3 @@ def test_bad_checkpoints_are_refused(form, spoil, message, tmp_path):
     with pytest.raises((InputError, FileNotFoundError), match=message):
         convert_model(source, tmp_path / "output", "snugbert")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-@pytest.mark.slow
-def test_tensorflow_is_needed_for_its_checkpoints(tmp_path, monkeypatch, capsys):
-    source = write_tensorflow(tmp_path / "source", tensorflow_variables(ours_and_stock("ForPreTraining")[1]))
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    assert main(["convert", str(source / "bert_model.ckpt"), str(tmp_path / "output"), "--to", "snugbert"]) == 2
-    assert "pip install 'snugbert[tensorflow]'" in capsys.readouterr().err

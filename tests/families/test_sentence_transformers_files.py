@@ -85,6 +85,10 @@ def test_what_old_versions_cannot_express_stays_as_it_is(encoder, tmp_path):
     assert [file.name for file in (tmp_path / "bert/1_Pooling").iterdir()] == ["config.json"]
     expected, model = (SentenceTransformer(str(tmp_path / name)) for name in ("encoder", "bert"))
     np.testing.assert_allclose(model.encode(TEXTS), expected.encode(TEXTS), atol=1e-5)
+    # This path would write and delete files outside of the output folder.
+    (tmp_path / "encoder/modules.json").write_text('[{"type": "a.Transformer", "path": "../x"}]')
+    with pytest.raises(InputError, match=r"modules\.json: expected a list of modules"):
+        convert_model(tmp_path / "encoder", tmp_path / "out", "bert")
 
 
 def test_a_reranker_keeps_its_activation(tmp_path):
@@ -99,15 +103,3 @@ def test_a_reranker_keeps_its_activation(tmp_path):
         assert isinstance(model.activation_fn, torch.nn.Tanh) and model.max_seq_length == 32
         assert is_cross_encoder(tmp_path / name)
         np.testing.assert_allclose(model.predict(pairs), reranker.predict(pairs), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["[", "[]", '[{"type": "a.Transformer", "path": "../x"}]', '[{"type": "a.Transformer", "path": ""}, {"type": 5}]'],
-)
-def test_damaged_files(encoder, tmp_path, content):
-    shutil.copytree(encoder, tmp_path / "damaged")
-    (tmp_path / "damaged/modules.json").write_text(content)
-    with pytest.raises(InputError, match=r"modules\.json: expected a list of modules"):
-        convert_model(tmp_path / "damaged", tmp_path / "out", "bert")
-    assert [file.name for file in tmp_path.iterdir()] == ["damaged"]

@@ -75,32 +75,6 @@ def test_graphs_change_nothing(head, accumulation, most, monkeypatch):
     torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_graphs_write_gradients_without_zeroing_them(accumulation, monkeypatch):
-    """One operator copies all gradients to their places, or adds them. No other one zeroes or adds a gradient."""
-    recordings = []
-
-    class Kept(emulated.Recording):
-        def __init__(self):
-            super().__init__()
-            recordings.append(self)
-
-    monkeypatch.setattr(emulated, "Recording", Kept)
-    model = ours_and_stock("ForSequenceClassification")[0].train()
-    graphs, shapes = CudaGraphs(make_step(model), model), {parameter.shape for parameter in model.parameters()}
-    with emulated.emulated_graphs():
-        train(model, graphs, make_batches("ForSequenceClassification", 16)[::2], accumulation)
-    for recording, write in zip(recordings, ["_foreach_copy_", "_foreach_add_"][:accumulation], strict=True):
-        names = [func._overloadpacket.__name__ for func, *_ in recording.operations]
-        writes = [name for name in names if name.startswith("_foreach")]
-        single = [
-            name
-            for name, (_, args, *_) in zip(names, recording.operations, strict=True)
-            if name in ("zero_", "add_", "add") and args[0].shape in shapes and args[0].numel() > 1
-        ]
-        assert writes == [write] and not single
-
-
 @pytest.mark.slow
 def test_changes_of_the_model_are_noticed(log):
     """A layer is frozen, then unfrozen, then dropout changes. Each needs other graphs."""

@@ -261,14 +261,6 @@ def test_each_process_of_a_launcher_predicts_a_shard(checkpoint, tmp_path, monke
         assert (ours["text"], ours["predicted_label"]) == (expected["text"], expected["predicted_label"])
 
 
-def test_an_output_that_another_process_writes_in_the_meantime_is_kept(checkpoint, tmp_path, monkeypatch):
-    output, make_predictor = tmp_path / "out.jsonl", run.make_predictor
-    monkeypatch.setattr(run, "make_predictor", lambda *a, **k: output.touch() or make_predictor(*a, **k))
-    files = ["--input_file", str(write_rows(tmp_path / "rows.jsonl", [{"text": "a"}])), "--output_file", str(output)]
-    assert main(["predict", "--model_name_or_path", str(checkpoint("ForSequenceClassification")), *files]) == 2
-    assert output.read_bytes() == b""
-
-
 def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, caplog):
     source, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     lines = ['{"text": "one"}', "not JSON", '{"text": null}', '{"text": "\\ud83d"}', "", '{"text": "two", "n": NaN}']

@@ -103,18 +103,6 @@ def test_rows_that_cannot_be_read_are_named_with_what_is_expected(classifier, tm
     assert [other(TEXTS[3])] == other([TEXTS[3]]) == [other({"text": TEXTS[3]})]
 
 
-def test_a_dataset_is_scored(classifier):
-    predictor = Predictor(classifier)
-    answers = [prediction["predicted_label"] for prediction in predictor(rows())]
-    labels = ["yes"] * len(answers)
-    data = Dataset.from_list([{**row, "label": label} for row, label in zip(rows(), labels, strict=True)])
-    assert predictor.evaluate(data) == {"accuracy": pytest.approx(np.mean([answer == "yes" for answer in answers]))}
-    for same in (data.with_format("numpy"), data.to_pandas(), list(data)):
-        assert predictor.evaluate(same) == predictor.evaluate(data)
-    with pytest.raises(InputError, match="unknown label 'maybe'"):
-        predictor.evaluate(Dataset.from_list([{**rows()[0], "label": "maybe"}]))
-
-
 # --- questions ---
 
 

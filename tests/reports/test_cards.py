@@ -11,7 +11,6 @@ from markdown_tables import cells
 from snugbert.card_snugbert import OWN_CARD, TRAINERS_CARD
 from snugbert.data.sources import DataSource
 from snugbert.reports.cards import Head, save_model_card, table
-from snugbert.reports.pretrained_card import write_pretraining_card
 
 
 @pytest.mark.parametrize(
@@ -35,27 +34,6 @@ def test_table():
     expected = "\n".join(f"| {left} | {right} |" for left, right in [*cells, (r"a\|b", r"\*c\*")])
     rows = [("steps", 1_234_567), ("rate", 3e-5), ("bf16", True), ("a|b", "*c*")]
     assert table(("name", "value"), rows) == expected
-
-
-def test_model_card(tmp_path):
-    (tmp_path / "training.png").touch()
-    write_pretraining_card(
-        tmp_path,
-        name="me/mini",
-        language="en",
-        data={"files": "books/train-*.txt.gz | more_*", "tokens": 12_041_234},
-        settings={"learning rate": 1e-3},
-        metrics={"mlm_loss": 5.9194, "mlm_accuracy": 0.1461, "eval_runtime": 3.0},
-        baselines={"mlm_loss": 6.5421},
-        dataset_name="me/books",
-    )
-    card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.library_name == "transformers" and card.data.pipeline_tag == "fill-mask"
-    assert card.data.language == "en" and card.data.datasets == ["me/books"] and card.data.license is None
-    assert "](training.png)" in card.text and '"me/mini", trust_remote_code=True' in card.text
-    rows = [re.split(r" (?<!\\)\| ", line[2:-2]) for line in card.text.splitlines() if line.startswith("| ")]
-    assert ["files", r"books/train-\*.txt.gz \| more\_\*"] in rows and ["tokens", "12,041,234"] in rows
-    assert ["masked token loss, nats", "5.919", "6.542"] in rows and ["masked token accuracy", "14.6%", ""] in rows
 
 
 def source(*fields) -> dict[str, object]:

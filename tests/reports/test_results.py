@@ -5,8 +5,7 @@ import json
 import pytest
 
 from snugbert.errors import InputError
-from snugbert.reports.cards import Head
-from snugbert.reports.results import TaskFacts, format_summary, read_results, write_results
+from snugbert.reports.results import read_results, write_results
 
 
 def test_results_files(tmp_path):
@@ -31,29 +30,3 @@ def test_results_files(tmp_path):
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(InputError, match=r"results\.json is damaged"):
         read_results(tmp_path / "results.json")
-
-
-FACTS = TaskFacts("counting", Head("ForSequenceClassification"), None, ("predictions.txt",))
-RESULTS = {
-    "perfect_score": 1,
-    "baselines": {"eval": {"answer": "always 'few'", "accuracy": 0.25}},
-    "data": {"eval": [{"name": "dev.csv", "split": "validation", "num_examples": 30}]},
-}
-
-
-def test_summary(tmp_path):
-    (tmp_path / "README.md").touch()
-    (tmp_path / "confusion_matrix.png").touch()
-    training = {"train_runtime": 61.2, "train_steps": 1, "epoch": 1.0}
-    metrics = {"eval": {"accuracy": 0.5, "mse": None, "pearson": float("nan"), "total": 30}, "predict_mm": {}}
-    summary = format_summary(FACTS, RESULTS | {"training": training, "metrics": metrics}, tmp_path, "| batch size |")
-    assert summary.startswith("counting: trained 1 epoch (1 step) in 1 min 1 s\n\n")
-    assert "| validation | accuracy | 50.00 | 25.00 (always 'few') |\n| validation | pearson | - |  |\n" in summary
-    assert "Predicted, not scored, because labels are missing: test mismatched.\n" in summary
-    assert summary.endswith(f"\nfolder       {tmp_path}\nplots        confusion_matrix.png\nmodel card   README.md")
-    # In the folder of a trained model, a run that only scores lists only its predictions.
-    for name in ("config.json", "model.safetensors", "predictions.txt", "results.md"):
-        (tmp_path / name).touch()
-    summary = format_summary(FACTS, RESULTS | {"training": {}, "metrics": {"eval": {"accuracy": 0.5}}}, tmp_path)
-    assert summary.startswith("counting: scored\n")
-    assert summary.endswith(f"\nfolder       {tmp_path}\npredictions  predictions.txt")

@@ -11,7 +11,6 @@ import sys
 import threading
 import zipfile
 from contextlib import contextmanager, nullcontext
-from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -91,15 +90,6 @@ def test_globs(folder):
 
 
 # --- S3 ---------------------------------------------------------------------------------------------------------
-
-
-def test_lists_are_never_stale(bucket):
-    for written, removed in (("a", "none"), ("b", "a")):
-        (bucket.folder / removed).unlink(missing_ok=True)
-        (bucket.folder / written).write_bytes(b"of another machine")
-        assert list(urls.list_files(bucket.url)) == [written]
-        assert find_urls(f"{bucket.url}/*") == [f"{bucket.url}/{written}"]
-    assert urls.find_entry(f"{bucket.url}/a") is None
 
 
 def test_credentials_are_read_again_after_an_error(bucket, tmp_path, monkeypatch):
@@ -321,12 +311,6 @@ def test_a_forked_process_does_not_hang(bucket):
     child.kill()
     assert child.exitcode == 0
     read_in_child(url)
-
-
-def test_a_bug_is_not_an_error_of_the_store():
-    for error in (MemoryError, TypeError):
-        with pytest.raises(error):
-            urls.ask("memory://file", Mock(side_effect=error))
 
 
 def test_chained_urls(tmp_path):

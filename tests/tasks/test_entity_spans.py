@@ -122,12 +122,17 @@ def test_odd_entities(entities, message, repaired, tokenizer, tmp_path, caplog):
         assert ("extended to whole words" in caplog.text) == (message not in ("", "no entities"))
 
 
-def test_rejected_examples_and_texts_without_words_are_left_out(tokenizer, caplog):
+def test_examples_without_annotations_or_words_are_left_out_or_predicted(tokenizer, caplog):
     rows = [{"text": "Ada", "spans": [], "answer": answer} for answer in ("reject", "accept", "ignore")]
     split = read([*rows, {"text": " \n", "spans": [], "answer": "accept"}], tokenizer)
     assert [sentence.row for sentence in split.sentences] == [2] and len(split.texts) == 1
     assert "left out rows that were rejected, ignored or not annotated: 2" in caplog.text
     assert "skipped sentences without words: 1" in caplog.text
+    rows = [TASK, {**TASK, "annotations": []}, {**TASK, "annotations": [{"was_cancelled": True, "result": []}]}]
+    assert len(read(rows, tokenizer).sentences) == 1 and "not annotated: 2" in caplog.text
+    assert len(read(rows, tokenizer, "test").sentences) == 3
+    frame = pandas.DataFrame([FORMS["lists"]] * 2)
+    assert spans_of(read(frame, tokenizer)) == [SPANS, SPANS]
 
 
 def test_f1_equals_seqeval_on_the_same_data_as_conll(part, labels, tokenizer):
@@ -182,11 +187,3 @@ def test_characters_without_tokens_and_scripts_without_spaces(tokenizer, tmp_pat
     assert words == ["Cafe\u0301", "❤\ufe0f", "Ada\u200b", "3", ".", "90", "東", "京", "don", "'", "t", "."]
     roberta = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path, "roberta"))
     assert spans_of(read([{"text": "go 東京に", "entities": [[3, 5, "A"]]}], roberta)) == [[[3, 5, "A"]]]
-
-
-def test_tasks_of_label_studio_without_annotations_are_left_out_or_predicted(tokenizer, caplog):
-    rows = [TASK, {**TASK, "annotations": []}, {**TASK, "annotations": [{"was_cancelled": True, "result": []}]}]
-    assert len(read(rows, tokenizer).sentences) == 1 and "not annotated: 2" in caplog.text
-    assert len(read(rows, tokenizer, "test").sentences) == 3
-    frame = pandas.DataFrame([FORMS["lists"]] * 2)
-    assert spans_of(read(frame, tokenizer)) == [SPANS, SPANS]

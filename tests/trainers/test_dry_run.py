@@ -1,19 +1,15 @@
-"""`--dry_run`: what it prints, that it changes nothing, and how it computes the time."""
+"""`--dry_run`: what it prints, and that it changes nothing."""
 
 import shutil
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
-import torch
 from glue_examples import VOCABULARY, arguments, sentences
 from pretraining_command import run
 from tables import write_csv
 
 from snugbert import SnugBertTokenizer
-from snugbert.trainers import dry_run
 from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,20 +65,3 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys):
     assert snugbert_command([*command, "--seeds", "3", "--early_stopping_patience", "1", "--calibrate"]) == 0
     assert read_plan(capsys)["runs"].startswith("3, about ")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_time_of_all_runs(monkeypatch, capsys):
-    """Half a second a step, an evaluation of 100 seconds after every 300 steps, and a set of 50 seconds at the end."""
-    validation, test = object(), object()
-    state, args = SimpleNamespace(max_steps=1000, eval_steps=300), SimpleNamespace(eval_strategy="steps")
-    trainer = MagicMock(eval_dataset=validation, state=state, args=args)
-    monkeypatch.setattr(dry_run, "check_disk_space", lambda *_: None)
-    monkeypatch.setattr(dry_run, "_time_steps", lambda _: 0.5)
-    monkeypatch.setattr(dry_run, "_time_evaluation", lambda _, dataset: 100 if dataset is validation else 50)
-    args = SimpleNamespace(output_dir="run", device=torch.device("cpu"))
-    # Of 100 runs, none starts after an hour, and the last one takes its time.
-    for runs, budget, seconds in ((1, None, 950), (3, None, 2850), (100, 3600, 3600 + 950)):
-        more = {"budget": budget} if budget else {}
-        plan = dry_run.run_dry({"training": lambda args: trainer}, args, None, [validation, test], runs, **more)
-        assert plan == seconds
-    assert "runs        at most 100, about 1 h 15 min" in capsys.readouterr().out

@@ -138,16 +138,6 @@ def test_copies_are_reported_and_a_metric_of_a_label_selects(train, dev, tmp_pat
     assert f"\n{copies}\n" in card and "gloomy recall" in card
 
 
-def test_other_datasets_can_be_scored(trained, dev):
-    output = trained.predict(dev.select(range(20)))
-    assert output.predictions.shape == (20, 2) and output.metrics["test_accuracy"] > 0.9
-    assert set(trained.intervals) >= {"test_accuracy"}
-    unlabeled = dev.remove_columns("label")
-    assert "test_accuracy" not in trained.predict(unlabeled).metrics
-    with pytest.raises(InputError, match=r"the dataset \(validation\): no column 'label'"):
-        trained.evaluate(unlabeled)
-
-
 def write_file(data):
     name = f"{len(data)}.csv"
     data.to_csv(name)

@@ -146,7 +146,6 @@ def test_a_killed_run_ends_with_identical_bits(folder, tmp_path):
     [
         ({"num_student_layers": None}, "--model_name_or_path is missing"),
         ({"num_student_layers": 4}, "--num_student_layers 4: expected 1 to 3"),
-        ({"student_layers": "middle"}, "--student_layers middle: expected spread, first, last"),
         ({"teacher_name_or_path": "./none"}, "--teacher_name_or_path: the folder ./none does not exist"),
         ({"distillation_weight": 1.5}, "--distillation_weight 1.5 must be at least 0 and at most 1"),
         ({"class_weights": "balanced"}, "cannot be combined with --class_weights"),

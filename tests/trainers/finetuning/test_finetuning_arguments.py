@@ -51,7 +51,6 @@ def test_checkpoints_are_kept_if_the_user_asks(settings, kept, tmp_path):
     ("settings", "message"),
     [
         ({"sweep": "papr"}, r"papr is neither a YAML file nor one of paper, fixed, stable\. Did you mean paper\?"),
-        ({"deepspeed": "nofile.json"}, "--deepspeed is not supported. Remove the flag: "),
     ],
 )
 def test_unsupported_arguments_are_refused(settings, message, tmp_path):

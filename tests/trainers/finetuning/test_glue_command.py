@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 from pathlib import Path
 
 import pandas
@@ -21,7 +20,6 @@ from glue_examples import (
     read_predictions,
     sentences,
 )
-from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, mean_squared_error
 from tables import write_csv
 from transformers import (
@@ -101,17 +99,6 @@ def test_labeled_test_files_are_scored(run, workshop, tmp_path):
     # The arguments name training examples, but this run did not use them.
     data = json.loads((tmp_path / "results.json").read_text())["data"]
     assert {name: source["num_examples"] for name, (source,) in data.items()} == {"predict": 10}
-
-
-def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path):
-    output_dir = shutil.copytree(run, tmp_path / "run")
-    before = (output_dir / "model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="already contains a run"):
-        run_command("glue", arguments(workshop, output_dir))
-    assert (output_dir / "model.safetensors").read_bytes() == before
-    run_command("glue", arguments(workshop, output_dir, overwrite_output_dir=True, max_steps=1))
-    assert (output_dir / "model.safetensors").read_bytes() != before
-    assert not (output_dir / "checkpoint-15").exists()
 
 
 def test_regression(workshop, tmp_path):
@@ -216,15 +203,6 @@ def test_training_equals_stock_bert_under_trainer(workshop, tmp_path):
     trained = dict(ours.named_parameters())
     for name, weight in stock.named_parameters():
         torch.testing.assert_close(trained[name], weight, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
-    """A 16-bit checkpoint does, too: see the test above."""
-    SnugBertConfig.from_size("tiny", num_hidden_layers=1, dtype="bfloat16").save_pretrained(tmp_path / "config")
-    changes = {"config_name": tmp_path / "config", "config_overrides": None, "max_steps": 1}
-    run_command("glue", arguments(workshop, tmp_path / "run", **changes))
-    assert {tensor.dtype for tensor in load_file(tmp_path / "run/model.safetensors").values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,14 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from fake_hub import intercept_pushes
 from finetuning_examples import HEADS, arguments, counting_set, examples, make_tokenizer, prepare_counting
 from huggingface_hub import HfApi
-from huggingface_hub.utils import filter_repo_objects
 from parity import CONFIG
 from safetensors.torch import load_file
 
@@ -34,21 +33,15 @@ from snugbert.trainers.finetuning.single_run import (
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-def test_a_run_writes_everything(tokenizer, tmp_path, monkeypatch):
+def test_a_run_writes_everything(tokenizer, tmp_path):
     folder = tmp_path / "run"
-    pushed = []
-
-    def upload(self, *, folder_path, ignore_patterns, **kwargs):
-        pushed.extend(filter_repo_objects(os.listdir(folder_path), ignore_patterns=ignore_patterns))
-
-    monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
-    monkeypatch.setattr(HfApi, "upload_folder", upload)
     settings = {"num_train_epochs": 2, "save_strategy": "no", "push_to_hub": True}
     task = prepare_counting(tokenizer)
     task.evaluation_sets[0].baseline = Baseline("always right", {"accuracy": 1.0})
-    fine_tune(task, arguments(folder, **settings))
-    assert pushed.count("README.md") == 1  # once, and with the card
-    assert "predictions.txt" not in pushed and "results.json" in pushed
+    with intercept_pushes() as pushed:
+        fine_tune(task, arguments(folder, **settings))
+    (files,) = pushed.values()  # once, and with the card
+    assert "predictions.txt" not in files and {"README.md", "results.json"} <= files.keys()
     results = json.loads((folder / "results.json").read_text())
     assert results["baselines"]["eval"]["accuracy"] == 1.0 and len(results["shortfalls"]) == 2
     assert "is not better than the baseline, 100.00 (always right). Try" in (folder / "results.md").read_text()

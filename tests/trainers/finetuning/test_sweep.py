@@ -1,35 +1,29 @@
 """Sweeps: the grid, the best run, suggested settings, interrupted sweeps."""
 
-import dataclasses
 import itertools
 import json
 import math
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 import torch
 import yaml
+from fake_hub import intercept_pushes
 from finetuning_examples import HEADS, arguments, examples, make_tokenizer, new_trainer, prepare_counting
 from forked import run as run_forked
-from huggingface_hub import HfApi, ModelCard
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub import ModelCard
 
 import snugbert
 from snugbert.errors import InputError
-from snugbert.tasks.task_arguments import GlueDataArguments
 from snugbert.trainers.finetuning import single_run, sweep
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
-from snugbert.trainers.finetuning.prepare_task import collect_data_settings
-from snugbert.trainers.finetuning.run_records import list_run_folders, prepare_folder
+from snugbert.trainers.finetuning.run_records import prepare_folder
 from snugbert.trainers.finetuning.single_run import fine_tune
 from snugbert.trainers.finetuning.sweep import Objective, StopBadRuns, Suggestions, SweepRun, choose_setting
 
@@ -55,17 +49,6 @@ def test_the_grid_of_the_paper_and_the_length_of_a_stable_sweep(tmp_path):
     ):
         args = arguments(tmp_path, sweep="stable", **settings)
         assert sweep.plan_run(args, number, {}, 42).args.num_train_epochs == epochs and args.seeds == 5
-
-
-def test_names_of_many_flags(tmp_path):
-    """File systems allow 255 bytes. The names still differ, and are recognized as runs of a sweep."""
-    flags = "adam_beta1 adam_beta2 label_smoothing_factor layerwise_lr_decay max_grad_norm neftune_noise_alpha"
-    values = dict.fromkeys([*flags.split(), "distillation_temperature", "distillation_weight"], 0.123456)
-    runs = [sweep.plan_run(arguments(tmp_path), 60, values | {"weight_decay": decay}, 7) for decay in (0.1, 0.2)]
-    for run in runs:
-        run.folder.mkdir(parents=True)
-        assert len(run.folder.name) < 220
-    assert len(list_run_folders(tmp_path)) == 2
 
 
 def read_results(folder: Path) -> dict:
@@ -137,19 +120,13 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypat
         sweep_over(2)
 
 
-def test_seeds_without_a_sweep(tokenizer, tmp_path, monkeypatch):
-    pushed = {}
-
-    def upload(self, *, repo_id, folder_path, ignore_patterns, **kwargs):
-        files = [file.name for file in Path(folder_path).iterdir()]
-        pushed[repo_id] = set(filter_repo_objects(files, ignore_patterns=ignore_patterns))
-
-    monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **kwargs: SimpleNamespace(repo_id=f"me/{name}"))
-    monkeypatch.setattr(HfApi, "upload_folder", upload)
+def test_seeds_without_a_sweep(tokenizer, tmp_path):
     given = arguments(tmp_path / "run", seeds=2, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
-    sweep.run_sweep(prepare_counting(tokenizer), given)
-    assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
-    assert not {"_lock", "predictions.txt"} & pushed["me/run"]
+    with intercept_pushes() as pushed:
+        sweep.run_sweep(prepare_counting(tokenizer), given)
+    (files,) = pushed.values()
+    assert {"README.md", "model.safetensors", "config.json", "results.json"} <= files.keys()
+    assert not {"_lock", "predictions.txt"} & files.keys()
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
     assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43)]
     best = max(read_results(tmp_path / "run")["sweep"]["settings"][0]["scores"])
@@ -212,25 +189,6 @@ def test_a_value_that_does_not_fit_stops_a_sweep_at_once(text, flags, error, tok
     task.evaluation_sets = []
     with pytest.raises(InputError, match="no examples with reference answers"):
         sweep.run_sweep(task, arguments(tmp_path, seeds=2))
-
-
-def test_results_contain_no_local_paths(tokenizer, tmp_path):
-    checkpoint = tmp_path / "secret" / "pretrained"
-    checkpoint.mkdir(parents=True)
-    model_args = FineTunedModelArguments(model_name_or_path=str(checkpoint))
-    task = dataclasses.replace(prepare_counting(tokenizer), model_args=model_args)
-    task.settings = collect_data_settings(GlueDataArguments(dataset_name=str(tmp_path / "secret")))
-    folder = tmp_path / "run"
-    given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
-    given |= {"save_strategy": "steps", "save_steps": 1}
-    sweep.run_sweep(task, arguments(folder, **given))
-    files = [file for file in folder.rglob("*") if file.suffix in (".json", ".md", ".jsonl")]
-    assert {"plan.json", "results.json", "README.md", "trainer_state.json"} <= {file.name for file in files}
-    assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
-    assert read_results(folder)["model"] == "pretrained"
-    other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
-    with pytest.raises(InputError, match="\n  --model_name_or_path "):
-        sweep.run_sweep(dataclasses.replace(task, model_args=other), arguments(folder, **given))
 
 
 # --- suggested settings ----------------------------------------------------------------------------------------------
@@ -316,15 +274,6 @@ def test_a_budget_of_time(tmp_path, monkeypatch):
     for hours, settings in ((3.0, 4), (4.0, 5), (1.0, 5)):
         run_search(tmp_path / "run", hours=hours, **content)
         assert len(read_results(tmp_path / "run")["sweep"]["settings"]) == settings
-
-
-def test_a_bad_run_is_not_stopped_after_its_last_step():
-    """Its weights and scores are complete."""
-    callback = StopBadRuns(SimpleNamespace(is_bad=lambda evaluations: evaluations == [0.5]), "eval_accuracy")
-    for step, stops in ((9, True), (10, False)):
-        state = SimpleNamespace(log_history=[{"eval_accuracy": 0.5}, {"loss": 1}], global_step=step, max_steps=10)
-        with pytest.raises(optuna.TrialPruned) if stops else nullcontext():
-            callback.on_evaluate(None, state, None)
 
 
 def test_settings_with_a_failed_seed_come_last(tmp_path):

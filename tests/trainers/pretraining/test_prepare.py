@@ -46,7 +46,6 @@ def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, words_tokenizer
 
 
 WRONG_ARGUMENTS = [
-    (["--shard", "4/3"], "must be i/n with i from 1 to n"),
     (["--shard", "1/9"], "more shards (9) than text files (1)"),
     (["--output_dir", "text.txt"], "Not a directory"),
     (["--train_file", "cut.txt.zst"], "damaged or incomplete"),

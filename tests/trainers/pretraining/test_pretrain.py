@@ -10,7 +10,6 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from pretraining_command import run
-from safetensors.torch import load_file
 from synthetic import without_times
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, BertForPreTraining
 
@@ -46,17 +45,6 @@ def test_a_run_learns(trained):
         assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], abs=2e-3)
         assert line["tokens_per_second"] > 0 and 0 <= line["mlm_accuracy"] <= 1 and 0 <= line["nsp_accuracy"] <= 1
     assert log[-1]["epoch"] > 2  # passes over the corpus
-
-
-def test_a_16_bit_checkpoint_trains_float32_weights(small_run, trained, tmp_path):
-    start, folder = tmp_path / "start", tmp_path / "run"
-    snugbert.SnugBertForPreTraining.from_pretrained(trained, dtype=torch.bfloat16).save_pretrained(start)
-    more = {"config_name": None, "model_name_or_path": start, "do_eval": "false", "max_steps": 2}
-    assert run(small_run | more, output_dir=folder) == 0
-    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
-    weights = load_file(folder / "model.safetensors").values()
-    assert all(tensor.dtype == torch.float32 for tensor in weights)
-    assert any((tensor != tensor.bfloat16()).any() for tensor in weights)
 
 
 def test_do_eval_alone_does_not_train(small_run, trained, tmp_path):

@@ -12,16 +12,13 @@ import forked
 import fsspec
 import pytest
 from pretraining_command import run
-from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.storage import inputs as staging
 from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output
 from snugbert.trainers.run.checkpoints import (
-    RunCheckpoints,
     check_checkpoint,
-    list_checkpoints,
     publish,
     remove_checkpoints,
     write_manifest,
@@ -172,19 +169,6 @@ def test_a_checkpoint_that_the_run_changes_while_it_is_uploaded_is_whole(replace
         check_files(stored / "checkpoint-4")
     files = {f"checkpoint-4/{name}" for name in ("model", "trainer_state.json", "manifest.json")}
     assert list_files(stored) == (files if replaces else set())
-
-
-def test_training_does_not_wait_for_an_upload_to_remove_an_old_checkpoint():
-    folder, checkpoints = choose_output("s3://no-bucket/run"), RunCheckpoints()
-    checkpoints.limit = 1
-    for step in (1, 2):
-        write_checkpoint(folder / f"checkpoint-{step}")
-    state = TrainerState(global_step=2)
-    with find_output(folder).keeps_checkpoints:
-        checkpoints.remove_old(state, folder)
-    assert [path.name for path in list_checkpoints(folder)] == ["checkpoint-1", "checkpoint-2"]
-    checkpoints.on_train_end(TrainingArguments(str(folder)), state, TrainerControl())
-    assert [path.name for path in list_checkpoints(folder)] == ["checkpoint-2"]
 
 
 def test_the_last_checkpoint_stays_in_the_bucket_until_the_model_is_there(bucket, monkeypatch):

@@ -3,7 +3,6 @@
 import os
 import platform
 import signal
-import subprocess
 import sys
 from datetime import timedelta
 
@@ -59,23 +58,3 @@ def fail_on_one_machine() -> None:
 def test_an_error_names_its_machine():
     process = forked.run(fail_on_one_machine, processes=2)
     assert process.returncode == 0, process.stderr
-
-
-USES_MEMORY_AGAIN = """
-import resource, torch
-from snugbert.trainers.run.processes import keep_freed_memory
-keep_freed_memory()
-faults = []
-for _ in range(8):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(10**7)
-    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-assert min(faults) < 1000, faults  # 10^7 numbers have 9,766 pages
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_freed_memory_is_used_again_without_clearing_it():
-    """In a new process. A fork of the tests has a divided heap."""
-    subprocess.run([sys.executable, "-c", USES_MEMORY_AGAIN], check=True)

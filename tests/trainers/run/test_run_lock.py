@@ -104,13 +104,6 @@ def test_a_lock_on_a_removed_file_is_no_lock(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_does_not_remove_the_lock_of_another_process(tmp_path):
-    with lock_output_dir(settings(tmp_path)):
-        (tmp_path / "_lock").unlink()
-        (tmp_path / "_lock").touch()
-    assert (tmp_path / "_lock").exists()
-
-
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch, caplog):
     def unsupported(*_):
@@ -121,16 +114,6 @@ def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch,
     with lock_output_dir(settings(tmp_path)), lock_output_dir(settings(tmp_path)):
         assert (tmp_path / "_lock").read_text() == f"process {os.getpid()} on {platform.node()}"
     assert caplog.messages == [f"{tmp_path}: this file system has no locks. Make sure that no other run uses it."]
-
-
-def test_a_symbolic_link_is_not_followed_and_a_file_is_no_folder(tmp_path):
-    precious = tmp_path / "precious"
-    precious.write_text("text")
-    (tmp_path / "_lock").symlink_to(precious)
-    for folder, message in ((tmp_path, os.strerror(errno.ELOOP)), (precious, "File exists: .*precious")):
-        with pytest.raises(InputError, match=message), lock_output_dir(settings(folder)):
-            pass
-    assert precious.read_text() == "text"
 
 
 def refused_in_the_first_process(folder: Path) -> None:
