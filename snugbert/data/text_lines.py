@@ -16,7 +16,7 @@ import pyarrow
 
 from snugbert.data.data_arguments import OnBadText
 from snugbert.errors import InputError, format_count, join_lines
-from snugbert.storage.urls import hide_credentials, open_file
+from snugbert.storage.urls import Entry, hide_credentials, open_file
 
 # Characters. One megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size in
 # memory. A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
@@ -47,8 +47,8 @@ class RemoteText:
         return PurePosixPath(self.name).suffix
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        """Opens the file for reading bytes, whatever `mode` is."""
-        return open_file(self.url)
+        """Opens the file for reading bytes, whatever `mode` is. Another version than the listed one is an error."""
+        return open_file(self.url, Entry(self.size, self.version))
 
 
 TextFile = Path | RemoteText

@@ -276,9 +276,9 @@ def download(url: str, file: Path, entry: Entry | None = None) -> None:
             shutil.copyfileobj(source, copy, CONNECTIONS * CHUNK_BYTES)
 
 
-def open_file(name: str | Path) -> Any:
-    """Opens a path or a URL for reading bytes. The stream can seek."""
-    return io.BufferedReader(RemoteFile(name), CHUNK_BYTES) if is_url(name) else Path(name).open("rb")  # type: ignore[arg-type]
+def open_file(name: str | Path, entry: Entry | None = None) -> Any:
+    """Opens a path or a URL for reading bytes. The stream can seek. `entry`: see [`RemoteFile`]."""
+    return io.BufferedReader(RemoteFile(name, entry), CHUNK_BYTES) if is_url(name) else Path(name).open("rb")  # type: ignore[arg-type]
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -374,18 +374,9 @@ class CorpusFolder:
         for each in (index_name(name), name):
             (self.folder / each).unlink()
 
-    def publish_file(self, name: str) -> None:
-        """Uploads a file."""
-        if self.url is not None:
-            upload(self.folder / name, join(self.url, name))
-
     def remove_part(self, name: str) -> None:
-        """Removes the files of a part."""
-        self.remove_file(index_name(name))
-        self.remove_file(name)
-
-    def remove_file(self, name: str) -> None:
-        """Removes a file. It may be missing."""
-        (self.folder / name).unlink(missing_ok=True)
-        if self.url is not None:
-            remove(join(self.url, name))
+        """Removes the files of a part. They may be missing."""
+        for each in (index_name(name), name):
+            (self.folder / each).unlink(missing_ok=True)
+            if self.url is not None:
+                remove(join(self.url, each))

@@ -11,7 +11,6 @@ Text and corpus may be in a bucket, such as s3://bucket/prepared. This command v
     snugbert prepare --check --output_dir prepared --shard 1/4
 """
 
-import sys
 import threading
 from typing import Any
 
@@ -47,7 +46,7 @@ def run_preparation(
     )
     parts = plan_parts(text_args, output_args.num_shards, deduplicate=text_args.deduplicate)
     shard = parts[output_args.shard_number - 1 :: output_args.num_shards]
-    report = prepare_parts(
+    prepare_parts(
         output_args.output_dir,
         shard,
         tokenizer,
@@ -57,10 +56,6 @@ def run_preparation(
         lines_language=text_args.language if text_args.lines_are_sentences else None,
         store_words=output_args.store_words,
     )
-    if report is not None:
-        print(f"Repeated text: {report}")
-        if report.warning:
-            print(f"Warning: {report.warning}", file=sys.stderr)
     if missing := find_missing_parts(output, parts, shard[0]):
         print(
             f"Shard {output_args.shard} is in {output}. Still missing {len(missing)} of {len(parts)} parts: "
