@@ -74,11 +74,11 @@ def test_a_text_that_changes_while_it_is_read_is_noticed(tmp_path, tokenizer, bu
     read = text_parts.read_documents
 
     def change_text(files, *arguments):
-        yield from read(files, *arguments)
         file.write_text("B text of some words.\n" * 3)
+        yield from read(files, *arguments)
 
     monkeypatch.setattr(text_parts, "read_documents", change_text)
-    with pytest.raises(InputError, match=r"part-00000-of-00001\.arrow changed while it was read"):
+    with pytest.raises(InputError, match=r"text\.txt changed while it was read"):
         prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt")
     assert not read_parts(tmp_path / "corpus")
 

@@ -48,7 +48,7 @@ def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, words_tokenizer
 WRONG_ARGUMENTS = [
     (["--shard", "4/3"], "must be i/n with i from 1 to n"),
     (["--shard", "1/9"], "more shards (9) than text files (1)"),
-    (["--output_dir", "text.txt"], "Not a directory"),
+    (["--output_dir", "text.txt"], "File exists"),
     (["--train_file", "cut.txt.zst"], "damaged or incomplete"),
 ]
 
