@@ -269,7 +269,6 @@ def _write_missing_parts(
                     written.remove_part(part.name)  # not overwritten: another process may have mapped it
                     _write_part(output.folder / part.name, documents, schema, worker, num_workers, log, progress)
                     if part.identify() != identities:
-                        written.remove_part(part.name)
                         raise InputError(
                             f"the text of {part.name} changed while it was read. Run the same command again."
                         )

@@ -172,21 +172,19 @@ class PretrainingTrainer(RunTrainer):
         return metrics
 
     def report(self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None) -> None:
-        """Draws `training.png`, writes the model card, and sends the plot to `report_to`.
+        """Draws `training.png`, and writes the model card.
 
         Without `metrics` on the validation text, the card has the last evaluation up to the step of the model.
         """
         self._metrics = metrics, baselines or {}
-        plot = Path(self.args.output_dir or "") / TRAINING_PLOT
         if self.args.should_save:
-            draw_log(self.state.log_history, plot, baselines)
+            draw_log(self.state.log_history, Path(self.args.output_dir or "") / TRAINING_PLOT, baselines)
             try:
                 self.write_card()
             except InputError:
                 raise
             except Exception as error:  # such as a model of another library, whose training is complete
                 logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
-        self.reports.send([plot])
 
     def write_card(self) -> None:
         """Writes the model card into the output folder, with the metrics of [`report`]."""

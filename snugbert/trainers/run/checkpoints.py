@@ -168,28 +168,9 @@ class RunCheckpoints(TrainerCallback):
         if waits or not is_busy or len(old) > self.limit:
             remove_checkpoints(old)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Called by Trainer after loading a checkpoint. Locates the best checkpoint, even if the folder was renamed.
-
-        A damaged best checkpoint is ignored, so that a later checkpoint can be the best.
-        """
-        output_dir = Path(args.output_dir)
-        best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-        if optimizer is not None:
-            check_optimizer(optimizer, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-        is_damaged = False
-        if args.should_save and state.best_global_step and args.load_best_model_at_end:
-            download_checkpoint(best)
-            try:
-                if best.is_dir():
-                    check_checkpoint(best, needs_optimizer=False)
-            except InputError as error:
-                is_damaged = True
-                logger.warning("ignoring the best checkpoint: %s", error)
-        (is_damaged,) = broadcast_object_list([is_damaged])
-        if is_damaged:
-            state.best_model_checkpoint = state.best_global_step = state.best_metric = None
-        locate_best(state, output_dir)
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after loading a checkpoint. The folder of the best checkpoint may have moved."""
+        locate_best(state, Path(args.output_dir))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after the last step. Waits for an upload, and removes what `remove_old` has left."""
@@ -266,15 +247,3 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def check_optimizer(optimizer: Any, checkpoint: str) -> None:
-    """Checks the shapes of AdamW's loaded state. Its fused kernel would access memory out of bounds."""
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        for name in ("exp_avg", "exp_avg_sq"):
-            shape = getattr(optimizer.state.get(parameter, {}).get(name), "shape", parameter.shape)
-            if shape != parameter.shape:
-                raise InputError(
-                    f"{checkpoint}/optimizer.pt does not fit this run: {name} has shape {list(shape)}, but its "
-                    f"parameter has shape {list(parameter.shape)}. Resume from another checkpoint."
-                )

@@ -6,12 +6,11 @@ training, and all other files at the end.
 """
 
 import logging
-import os
 import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,28 +62,14 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
         output = None
     with ExitStack() as stack:
         with raise_together():
-            if training_args.should_save and is_dry_run and output is None:
-                _check_folder(output_dir)
-            elif training_args.should_save and not holds_lock(output_dir / LOCK_NAME):
-                if not output_dir.exists():
-                    stack.callback(_remove_if_empty, output_dir)  # after a failed start
+            changes_nothing = is_dry_run and output is None
+            if training_args.should_save and not changes_nothing and not holds_lock(output_dir / LOCK_NAME):
                 stack.enter_context(lock_file(output_dir / LOCK_NAME, LOCK_SECONDS))
                 if output is not None and not is_dry_run:
                     stack.enter_context(run_in_store(output))
                 elif output is not None and output.download():
                     stack.callback(output.clear)
         yield
-
-
-def _check_folder(output_dir: Path) -> None:
-    nearest = next(folder for folder in (output_dir, *output_dir.absolute().parents) if folder.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        raise InputError(f"--output_dir: cannot write to {output_dir}. Choose another folder.")
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def test_a_text_that_changes_while_it_is_read_is_noticed(tmp_path, tokenizer, bu
     monkeypatch.setattr(text_parts, "read_documents", change_text)
     with pytest.raises(InputError, match=r"text\.txt changed while it was read"):
         prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt")
-    assert not read_parts(tmp_path / "corpus")
+    assert not CorpusFolder(tmp_path / "corpus").find_parts()
 
 
 def test_a_text_without_version_is_read_again(tmp_path, tokenizer, bucket, monkeypatch):
