@@ -158,12 +158,11 @@ class CachedBlocks(Blocks):
             self._download = None
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Removes unfinished files, and all blocks from the cache except `numbers` and the pinned blocks."""
+        """Removes all blocks from the cache except `numbers` and the pinned blocks."""
         kept = {self._file(number).name for number in numbers}
         with lock_file(self.folder / "blocks.lock"):
-            for file in self.folder.glob("*.block"):
-                is_unfinished = file.stem.startswith("_")  # of a process that was killed
-                if is_unfinished or (file.name not in kept and int(file.stem) >= self.pinned):
+            for file in self.folder.glob("[0-9]*.block"):
+                if file.name not in kept and int(file.stem) >= self.pinned:
                     file.unlink(missing_ok=True)
 
     def _map(self, number: int) -> Block:

@@ -153,10 +153,7 @@ def collect_example_settings(
     names = ("short_seq_prob", "mask_replace_prob", "random_replace_prob")
     first, last = data_args.mask_rates
     settings: dict[str, Any] = {
-        "text": {
-            name_dataset(name.removeprefix(DATASET))[1] if name.startswith(DATASET) else name: digest
-            for name, digest in corpus.sources.items()
-        },
+        "text": corpus.sources,
         "order of the text": hash_json(list(corpus.sources.values())),
         # The language of lines that are not split, and the stored words, do not change tokens.
         **{name: value for name, value in corpus.settings.items() if name not in ("lines_language", WORDS)},

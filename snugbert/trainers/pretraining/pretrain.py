@@ -319,9 +319,6 @@ def _prepare_data(
     """Prepares the text, makes its examples, and plans the phases of the run."""
     do_train, do_eval = training_args.do_train, training_args.do_eval
     with raise_together():  # machines may prepare the text for hours
-        if training_args.should_save:
-            for unfinished in epochs_dir.glob("*.unfinished"):  # tables of a killed run
-                unfinished.unlink(missing_ok=True)
         train_corpus, validation_corpus = load_corpora(data_args, do_train, do_eval, cache_dir, tokenizer, prepared)
     make_examples = functools.partial(make_dataset, data_args=data_args, tokenizer=tokenizer, epochs_dir=epochs_dir)
     data = _Data(train_corpus)
