@@ -31,7 +31,7 @@ from snugbert.storage.urls import hide_credentials, is_url
 from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints, check_checkpoint
 from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
-from snugbert.trainers.run.processes import move_hub_token, raise_together, send_weights, wait_for_all
+from snugbert.trainers.run.processes import move_hub_token, raise_together, send_weights, use_one_gpu, wait_for_all
 from snugbert.trainers.run.run_graphs import RunGraphs
 from snugbert.trainers.run.run_settings import (
     BEST_MODEL_SETTINGS,
@@ -105,6 +105,7 @@ class RunTrainer(Trainer):
         if is_url(self.args.output_dir or ""):  # Trainer would make a local folder `s3:`
             place = hide_credentials(self.args.output_dir or "")
             raise InputError(f"output_dir: {place} is a URL. Pass a local folder, or use the command line.")
+        use_one_gpu(self.args)  # type: ignore[arg-type]
         super().create_accelerator_and_postprocess()
         apply_tf32(self.args)
         if self.accelerator.ddp_handler is not None:

@@ -40,9 +40,7 @@ logger = logging.getLogger(__name__)
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Lists the folders `checkpoint-<step>` of a run, ordered by step."""
-    if not output_dir.is_dir():
-        return []
-    named = (path for path in output_dir.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
+    named = (path for path in output_dir.glob("checkpoint-*") if CHECKPOINT_NAME.fullmatch(path.name))
     return sorted(filter(Path.is_dir, named), key=step_of)
 
 
@@ -168,8 +166,10 @@ class RunCheckpoints(TrainerCallback):
         if waits or not is_busy or len(old) > self.limit:
             remove_checkpoints(old)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         """Called by Trainer after loading a checkpoint. The folder of the best checkpoint may have moved."""
+        if optimizer is not None:
+            check_optimizer(optimizer, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         locate_best(state, Path(args.output_dir))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -247,3 +247,15 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def check_optimizer(optimizer: Any, checkpoint: str) -> None:
+    """Checks the shapes of AdamW's loaded state. Its fused kernel would access memory out of bounds."""
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        for name in ("exp_avg", "exp_avg_sq"):
+            shape = getattr(optimizer.state.get(parameter, {}).get(name), "shape", parameter.shape)
+            if shape != parameter.shape:
+                raise InputError(
+                    f"{checkpoint}/optimizer.pt does not fit this run: {name} has shape {list(shape)}, but its "
+                    f"parameter has shape {list(parameter.shape)}. Resume from another checkpoint."
+                )

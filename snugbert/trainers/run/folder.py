@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,19 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
         with raise_together():
             changes_nothing = is_dry_run and output is None
             if training_args.should_save and not changes_nothing and not holds_lock(output_dir / LOCK_NAME):
+                if not output_dir.exists():
+                    stack.callback(_remove_if_empty, output_dir)  # after a failed start
                 stack.enter_context(lock_file(output_dir / LOCK_NAME, LOCK_SECONDS))
                 if output is not None and not is_dry_run:
                     stack.enter_context(run_in_store(output))
                 elif output is not None and output.download():
                     stack.callback(output.clear)
         yield
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 @contextmanager
@@ -200,9 +207,7 @@ def remove_run(output_dir: Path) -> None:
 
 def list_run_files(output_dir: Path) -> list[Path]:
     """Lists the checkpoints, results and configuration of the run in `output_dir`. Empty if there is no run."""
-    if not output_dir.is_dir():
-        return []
-    return sorted(path for path in output_dir.iterdir() if WRITTEN_BY_A_RUN.fullmatch(path.name))
+    return sorted(path for path in output_dir.glob("*") if WRITTEN_BY_A_RUN.fullmatch(path.name))
 
 
 def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
