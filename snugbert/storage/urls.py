@@ -55,8 +55,7 @@ BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryErro
 # gcsfs logs errors with their traceback. In this module, they become one message.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 # A forked process must start its own network thread, or it waits forever. fsspec 2025.3 does not do this.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=reset_lock)
+os.register_at_fork(after_in_child=reset_lock)
 
 
 class Entry(NamedTuple):

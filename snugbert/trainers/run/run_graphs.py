@@ -99,6 +99,8 @@ class RunGraphs:
             return "gradient checkpointing reads the random state, which a graph cannot do"
         if len({parameter.dtype for parameter in trainer.model.parameters() if parameter.requires_grad}) > 1:
             return "the trained weights have several dtypes"
+        if args.torch_empty_cache_steps is not None:
+            return "--torch_empty_cache_steps frees memory within a step"
         if args.cuda_graphs is None and (name := self._find_own_code()) is not None:
             return f"{name} may depend on more than the batch. If {name} reads only the batch, set cuda_graphs=True"
         return None
