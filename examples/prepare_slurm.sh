@@ -1,8 +1,7 @@
 #!/bin/bash
-# Prepares a corpus with 50 jobs, of which 8 run at a time, and verifies it:
+# Prepares a corpus with 50 jobs, of which 8 run at a time:
 #
 #   sbatch examples/prepare_slurm.sh
-#   snugbert prepare --check --output_dir s3://bucket/prepared --shard 1/50
 #
 # A job that is started again continues. Slurm starts jobs of lost machines again. This starts shards 7 and 9 again:
 #

@@ -43,21 +43,13 @@ def check_continuation(record: Any, kind: str, settings: Mapping[str, Any], plac
         raise InputError(f"{place} has other settings.\n{format_changes(changes)}\n{remedy}")
 
 
-def list_changes(
-    before: Mapping[str, Any], now: Mapping[str, Any], compares_names: bool = False
-) -> list[tuple[str, Any, Any]]:
-    """Returns the name, the value before and the value now of every setting that differs. None: not set.
-
-    A dictionary of data may have other names for the same values. In the value of a flag, or with `compares_names`,
-    the names are compared, too.
-    """
+def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Returns the name, the value before and the value now of every setting that differs. None: not set."""
     changes = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            is_flag = compares_names or name.startswith("--")
-            if is_flag or list(old.values()) != list(new.values()):
-                changes += [(f"{name} {entry}", a, b) for entry, a, b in list_changes(old, new, is_flag)]
+            changes += [(f"{name} {entry}", a, b) for entry, a, b in list_changes(old, new)]
         elif old != new:
             changes.append((name, old, new))
     return changes

@@ -96,20 +96,17 @@ def test_the_card_of_a_pushed_model(head, hub):
         *(Head("ForSequenceClassification", number, pairs) for number in (True, False) for pairs in (True, False)),
     ],
 )
-def test_examples_run_and_are_english_or_dots(head, tokenizer, tmp_path, capsys):
+def test_examples_run(head, tokenizer, tmp_path, capsys):
     """With and without the package."""
     model = new_model(head.name, num_labels=1 if head.is_regression else 2)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    english, german, yoruba = (show_use(str(tmp_path), head, code) for code in (None, ["de", "en-GB"], "yo"))
-    assert german == english
-    snippets = re.findall(r"```python\n(.*?)```", english + yoruba, flags=re.DOTALL)
-    assert ["trust_remote_code=True" in snippet for snippet in snippets] == [True, False] * 2
+    snippets = re.findall(r"```python\n(.*?)```", show_use(str(tmp_path), head), flags=re.DOTALL)
+    assert ["trust_remote_code=True" in snippet for snippet in snippets] == [True, False]
     for code in snippets:
         exec(code, names := {})
         assert type(names["model"]) is type(model)
-        printed, is_english = capsys.readouterr().out, "# Replace the dots with" not in code
-        assert printed and (is_english or not re.search('"[A-Z][^"]* ', code))
+        assert (printed := capsys.readouterr().out)
         if head.text_pairs is not None:
             assert printed.count("'score'") == (1 if head.is_regression else 2)
             assert ("text_pair" in code) == head.text_pairs

@@ -85,4 +85,3 @@ class OutputArguments(OverwriteArguments, ShardArguments):
     store_words: bool = argument(
         False, "Store word boundaries for --masking words or spans. WordPiece does not need them."
     )
-    check: bool = argument(False, "Only verify the corpus. --shard 1/n also lists the shards to repeat.")

@@ -96,16 +96,14 @@ def read_documents(
 
 
 def read_dataset_documents(
-    text: TextArguments, log: ReadingLog | None = None, shard: tuple[int, int] | None = None
+    text: TextArguments, log: ReadingLog | None = None, shard: tuple[int, int] = (0, 1)
 ) -> Iterator[list[str]]:
     """Streams the documents of a dataset from the Hub or a folder. Each row is a document.
 
-    `shard`: index of a shard, and number of shards. Each shard reads files that no other shard reads. None: all files.
+    `shard`: index of a shard, and number of shards. Each shard reads files that no other shard reads.
     """
     log = log or ReadingLog()
-    rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
-    if shard is not None:
-        rows = rows.shard(index=shard[0], num_shards=shard[1])
+    rows = _load_builder(text).as_streaming_dataset(text.dataset_split).shard(num_shards=shard[1], index=shard[0])
     source, number = f"dataset {text.dataset_name}", 0
     try:
         with log.follow(lambda: number):

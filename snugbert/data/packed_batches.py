@@ -62,12 +62,6 @@ class SnugBertDataCollatorWithPacking:
     pad_to_multiple_of: int | None = None
     max_sequences: int | None = None
 
-    def __post_init__(self):
-        if self.pad_to_multiple_of is not None and self.pad_to_multiple_of < 1:
-            raise ValueError(f"`pad_to_multiple_of` must be at least 1, not {self.pad_to_multiple_of}.")
-        if self.max_sequences is not None and self.pad_to_multiple_of is None:
-            raise ValueError("`max_sequences` needs `pad_to_multiple_of`.")
-
     def __call__(self, features: Sequence[Any]) -> dict[str, Any]:
         """Packs `features`.
 

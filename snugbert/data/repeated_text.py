@@ -5,19 +5,14 @@ in the same order. Lines and documents are compared by 64-bit hashes. Among 15 m
 the same hash with a probability of 6e-6.
 """
 
-import json
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from snugbert.data.data_arguments import Deduplication
-from snugbert.files import write_atomically
-from snugbert.storage.urls import is_url, join, open_file
 
-REPORT_NAME = "repeated_text.json"
 # The report stops counting after this many different lines, in 0.3 GB of memory. --deduplicate has no limit.
 MOST_COUNTED = 2**22
-# If copies make up at least this share of the characters, a warning says what to do. After the same number of steps,
+# If copies make up at least this share of the characters, the report says what to do. After the same number of steps,
 # the held-out loss with 10 % of copies equaled the loss without copies. With 50 and 90 %, the loss was higher
 # (benchmarks/results/repeated_text_*). In books, Wikipedia and WikiText-2, the share is at most 0.04 %.
 HIGH_SHARE = 0.1
@@ -66,30 +61,22 @@ class RepeatedText:
         return new if self.left_out == "lines" else document
 
     def __str__(self) -> str:
+        share = self.copied_characters / max(self.characters, 1)
         text = (
             f"{self.copied_lines:,} of {self.lines:,} lines are copies of earlier lines "
-            f"({self.copied_lines / max(self.lines, 1):.2%}, with {self.copied_share:.2%} of the characters), "
-            f"{self.copied_documents:,} of {self.documents:,} documents"
+            f"({self.copied_lines / max(self.lines, 1):.2%}, with {share:.2%} of the characters), "
+            f"{self.copied_documents:,} of {self.documents:,} documents."
         )
         if not self.is_complete:
-            text += f". Only the text up to {MOST_COUNTED:,} different lines was counted"
-        return text + (f". Copies of {self.left_out} are left out" if self.left_out else "")
-
-    @property
-    def copied_share(self) -> float:
-        """Share of the characters in lines that are copies."""
-        return self.copied_characters / max(self.characters, 1)
-
-    @property
-    def warning(self) -> str:
-        """What to do if much of the text is repeated. Empty otherwise."""
-        if self.left_out is not None or self.copied_share < HIGH_SHARE:
-            return ""
-        return (
-            f"copies of earlier lines make up {self.copied_share:.0%} of the characters. Copies take the same share "
-            "of the training, and the model memorizes this text. --deduplicate lines leaves out copied lines, "
-            "--deduplicate documents only copied documents."
-        )
+            text += f" Only the text up to {MOST_COUNTED:,} different lines was counted."
+        if self.left_out is not None:
+            text += f" Copies of {self.left_out} are left out."
+        elif share >= HIGH_SHARE:
+            text += (
+                " Copies take the same share of the training, and the model memorizes this text. --deduplicate lines "
+                "leaves out copied lines, --deduplicate documents only copied documents."
+            )
+        return text
 
 
 def _add(item: Hashable, seen: set[int]) -> bool:
@@ -97,18 +84,3 @@ def _add(item: Hashable, seen: set[int]) -> bool:
     is_new = hash(item) not in seen
     seen.add(hash(item))
     return is_new
-
-
-def write_report(folder: Path, report: RepeatedText) -> None:
-    """Writes the report of a corpus to its folder."""
-    write_atomically(folder / REPORT_NAME, json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n")
-
-
-def read_report(folder: Path | str) -> RepeatedText | None:
-    """Reads the report of a corpus in a folder or at a URL. None if there is none, as after preparing in shards."""
-    try:
-        file = join(str(folder), REPORT_NAME)
-        with open_file(file if is_url(folder) else Path(file)) as stream:
-            return RepeatedText(**json.load(stream))
-    except (OSError, ValueError, TypeError):
-        return None

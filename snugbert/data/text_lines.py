@@ -6,7 +6,7 @@ A [`ReadingLog`] records how much of a corpus was read, and which text was bad (
 import codecs
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -16,7 +16,7 @@ import pyarrow
 
 from snugbert.data.data_arguments import OnBadText
 from snugbert.errors import InputError, format_count, join_lines
-from snugbert.storage.urls import hide_credentials, open_file
+from snugbert.storage.urls import Entry, hide_credentials, open_file
 
 # Characters. One megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size in
 # memory. A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
@@ -47,8 +47,8 @@ class RemoteText:
         return PurePosixPath(self.name).suffix
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        """Opens the file for reading bytes, whatever `mode` is."""
-        return open_file(self.url)
+        """Opens the file for reading bytes, whatever `mode` is. Another version than the listed one is an error."""
+        return open_file(self.url, Entry(self.size, self.version))
 
 
 TextFile = Path | RemoteText
@@ -181,14 +181,14 @@ def find_encoding(file: Path) -> str:
 def read_numbered_lines(file: TextFile, log: ReadingLog | None = None) -> Iterator[tuple[int, str]]:
     r"""Streams the lines of a UTF-8 file, with their line ends and their numbers, counted from 1.
 
-    Lines end with \n, \r\n, \r or \r\r\n, and nothing else. \r\r\n comes from replacing \n by \r\n twice.
+    Lines end with \n, \r\n or \r, and nothing else.
     """
     log = log or ReadingLog()
     number = 0
     with explaining_bad_data(lambda: f"{file}, after line {number}"), file.open("rb") as raw, log.follow(raw.tell):
         # Latin-1 maps each byte to a character. Lines are decoded one by one, so that an error can name the line.
         stream = io.TextIOWrapper(_decompress(raw, file), encoding="latin-1", newline="")
-        lines = _join_line_ends(iter(lambda: stream.readline(LONGEST_LINE + 1), ""))
+        lines = iter(lambda: stream.readline(LONGEST_LINE + 1), "")
         for number, line in enumerate(lines, start=1):
             if len(line) > LONGEST_LINE:
                 raise InputError(f"{file}, line {number}: longer than {LONGEST_LINE >> 20} MiB. Split this line.")
@@ -196,19 +196,6 @@ def read_numbered_lines(file: TextFile, log: ReadingLog | None = None) -> Iterat
             text = log.decode(file, f"line {number}", line.encode("latin-1"), encoding)
             if text is not None:
                 yield number, text
-
-
-def _join_line_ends(lines: Iterable[str]) -> Iterator[str]:
-    r"""Joins a line that ends with \r and an empty line that ends with \r\n: together they end with \r\r\n."""
-    previous = ""
-    for line in lines:
-        if line == "\r\n" and previous.endswith("\r"):
-            line, previous = previous + line, ""
-        if previous:
-            yield previous
-        previous = line
-    if previous:
-        yield previous
 
 
 def _decompress(raw: IO[bytes], file: TextFile) -> IO[bytes]:

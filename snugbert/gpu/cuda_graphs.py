@@ -120,7 +120,12 @@ class CudaGraphs:
         self._memory = None
 
     def _run(self, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-        if find_hooks(self._modules, self._parameters):
+        # Hooks of transformers and of FSDP do not count.
+        if (
+            has_hooks(self._modules)
+            or any(each._backward_hooks or each._post_accumulate_grad_hooks for each in self._parameters)
+            or nn.modules.module._has_any_global_hook()
+        ):
             self.turn_off("the model has hooks, which a graph would not call")
             return self._function(dict(batch))
         # Only the first batch of a step finds no gradients. Writing gradients is faster than zeroing and adding.
@@ -219,19 +224,8 @@ class CudaGraphs:
         finally:
             for parameter, gradient in earlier.items():
                 parameter.grad = gradient
-        number = self.count + 1
-        last = "" if number < MOST_GRAPHS else ", the last. Other sizes run eagerly."
-        logger.info("CUDA graph %d: recorded in %.1f s%s", number, time.perf_counter() - start, last)
+        logger.info("CUDA graph %d: recorded in %.1f s", self.count + 1, time.perf_counter() - start)
         return replay
-
-
-def find_hooks(modules: list[nn.Module], parameters: list[nn.Parameter]) -> bool:
-    """Whether hooks see inputs, outputs or gradients. Hooks of transformers and of FSDP do not count."""
-    return (
-        has_hooks(modules)
-        or any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters)
-        or nn.modules.module._has_any_global_hook()
-    )
 
 
 # --- CUDA --------------------------------------------------------------------------------------------------------

@@ -108,14 +108,13 @@ class FillRows:
 
     collate: Callable[[Any], Any]
     pad_to_multiple_of: int
-    max_sequences: int | None = None
 
     def __call__(self, features: Any) -> Any:
         """Returns the batch of `collate`, and fills it if `collate` has not filled it."""
         batch = self.collate(features)
         if not isinstance(batch, Mapping) or "cu_seq_lens_q" not in batch or "num_sequences" in batch:
             return batch
-        return pad_row(batch, self.pad_to_multiple_of, self.max_sequences)
+        return pad_row(batch, self.pad_to_multiple_of)
 
 
 def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:

@@ -49,23 +49,10 @@ class Head(NamedTuple):
         return getattr(ENVIRONMENT.get_template("heads.md").module, macro)(self, *arguments).strip()
 
 
-def show_use(name: str, head: Head, language: Any = None) -> str:
-    """Returns the section on how to load and use the model, with the package snugbert and without it.
-
-    `language` is the entry in the header of the card. If it is not English, dots replace the texts in the code.
-    """
-    languages = language if isinstance(language, list) else [language or "en"]
+def show_use(name: str, head: Head) -> str:
+    """Returns the section on how to load and use the model, with the package snugbert and without it."""
     uses = [f"\n{head.describe('use', with_package)}" for with_package in (False, True)]
-    if languages and not any(re.split("[-_]", str(each).lower())[0] == "en" for each in languages):
-        uses = [_replace_texts(use) for use in uses]
     return how_to_load(name, head.name, *uses)
-
-
-def _replace_texts(code: str) -> str:
-    code = code.replace("Paris is the {tokenizer.mask_token} of France.", "... {tokenizer.mask_token} ...")
-    code = re.sub(r'"[A-Z][^"]*[.?]"', '"..."', code)
-    comment = "# Replace the dots with text in the language of the model.\n"
-    return re.sub(r"^(?=.*\.\.\.)", comment, code, count=1, flags=re.MULTILINE)
 
 
 def save_model_card(output_dir: Path, template: str, header: ModelCardData, head: Head, **values: Any) -> None:

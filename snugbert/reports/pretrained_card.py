@@ -72,7 +72,7 @@ def write_pretraining_card(
         name=name,
         quoted_name=json.dumps(name),
         start=start if start_is_known else "",
-        how_to_load=show_use(name, head, language),
+        how_to_load=show_use(name, head),
         generator_folder=generator_folder,
         data=data,
         settings=settings,

@@ -1,9 +1,8 @@
 """The plot of pretraining: `training.png`, the curves of a run.
 
-The curves come from the trainer's log. A training line has `step`, `tokens` (seen so far), `learning_rate`,
-`grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`. Sentence pairs add `nsp_loss` and `nsp_accuracy`.
-ELECTRA's discriminator adds `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the same metrics with
-the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
+The curves come from the trainer's log. A training line has `step`, `mlm_loss` and `mlm_accuracy`. Sentence pairs add
+`nsp_loss` and `nsp_accuracy`. ELECTRA's discriminator adds `disc_loss` and `disc_accuracy`. An evaluation line has
+`step` and the same metrics with the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
 """
 
 import logging
@@ -11,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert.reports.plots import TITLE, Curve, draw_curves, new_figure, save_figure, tidy
@@ -42,11 +40,10 @@ def draw_log(log: list[dict[str, Any]], image_file: Path, baselines: Mapping[str
 
 
 def draw_training(log: list[dict[str, Any]], image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
-    """Draws losses and accuracies over the tokens seen. There is a column for each task."""
+    """Draws losses and accuracies over the steps. There is a column for each task."""
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
-    lines = _add_tokens(log)
-    tasks = [task for task in TASK_TITLES if any(f"{task}_loss" in name for line in lines for name in line)]
+    tasks = [task for task in TASK_TITLES if any(f"{task}_loss" in name for line in log for name in line)]
     if not tasks:
         image_file.unlink(missing_ok=True)
         return
@@ -55,31 +52,19 @@ def draw_training(log: list[dict[str, Any]], image_file: Path, baselines: Mappin
     for row, (measure, label) in zip(panels, MEASURES.items(), strict=True):
         for panel, task in zip(row, tasks, strict=True):
             name = f"{task}_{measure}"
-            curves = _curve(lines, name), _curve(lines, f"eval_{name}")
+            curves = _curve(log, name), _curve(log, f"eval_{name}")
             draw_curves(panel, *curves, FORMATS[measure], (baselines or {}).get(name))
             panel.legend(frameon=False)
             panel.set_ylabel(label)
             tidy(panel)
     for above, below, task in zip(*panels, tasks, strict=True):
         above.set_title(TASK_TITLES[task], **TITLE)
-        below.set(xlabel="tokens seen", xlim=(0, None))
+        below.set(xlabel="step", xlim=(0, None))
         below.xaxis.set_major_formatter(EngFormatter())
         below.yaxis.set_major_formatter(PercentFormatter(1))
     save_figure(figure, image_file)
 
 
-def _add_tokens(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the lines of the log in order, each with `tokens`. Empty before the first training line."""
-    measured = [{"step": 0, "tokens": 0}, *(line for line in lines if "tokens" in line)]
-    if len(measured) == 1:
-        return []
-    # The tokens of evaluation lines are interpolated. All steps have nearly the same number of tokens.
-    steps, tokens = [line["step"] for line in measured], [line["tokens"] for line in measured]
-    interpolated = np.interp([line["step"] for line in lines], steps, tokens).tolist()
-    lines = [{"tokens": number} | line for number, line in zip(interpolated, lines, strict=True)]
-    return sorted(lines, key=lambda line: line["tokens"])
-
-
 def _curve(lines: list[dict[str, Any]], name: str) -> Curve:
-    points = [(line["tokens"], line[name]) for line in lines if name in line]
+    points = [(line["step"], line[name]) for line in lines if name in line]
     return [x for x, _ in points], [y for _, y in points]

@@ -22,7 +22,6 @@ from snugbert.storage.urls import (
     ask_together,
     download,
     find_entries,
-    find_entry,
     hide_credentials,
     join,
     list_files,
@@ -42,15 +41,12 @@ def work_folder(cache_dir: str | None = None) -> Path:
 def stage(url: str, flag: str) -> list[Path]:
     """Copies the target of a URL to this machine: a file, a folder, or the files that match a glob pattern.
 
-    Processes of one machine share the copies. `url` can also be the prefix of a TensorFlow checkpoint's files.
+    Processes of one machine share the copies.
     """
     if files := find_entries(url):
         return [_copy(each, {"": entry}) for each, entry in files.items()]
     if names := {name: entry for name, entry in list_files(url).items() if not serves_only_its_run(name)}:
         return [_copy(url, names)]
-    if find_entry(f"{url}.index") is not None:
-        folder, _, name = url.rpartition("/")
-        return [stage(folder, flag)[0] / name]
     raise InputError(f"{flag}: {hide_credentials(url)} does not exist.")
 
 

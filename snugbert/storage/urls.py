@@ -55,8 +55,7 @@ BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryErro
 # gcsfs logs errors with their traceback. In this module, they become one message.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 # A forked process must start its own network thread, or it waits forever. fsspec 2025.3 does not do this.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=reset_lock)
+os.register_at_fork(after_in_child=reset_lock)
 
 
 class Entry(NamedTuple):
@@ -276,9 +275,9 @@ def download(url: str, file: Path, entry: Entry | None = None) -> None:
             shutil.copyfileobj(source, copy, CONNECTIONS * CHUNK_BYTES)
 
 
-def open_file(name: str | Path) -> Any:
-    """Opens a path or a URL for reading bytes. The stream can seek."""
-    return io.BufferedReader(RemoteFile(name), CHUNK_BYTES) if is_url(name) else Path(name).open("rb")  # type: ignore[arg-type]
+def open_file(name: str | Path, entry: Entry | None = None) -> Any:
+    """Opens a path or a URL for reading bytes. The stream can seek. `entry`: see [`RemoteFile`]."""
+    return io.BufferedReader(RemoteFile(name, entry), CHUNK_BYTES) if is_url(name) else Path(name).open("rb")  # type: ignore[arg-type]
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

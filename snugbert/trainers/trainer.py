@@ -26,11 +26,12 @@ from snugbert.errors import InputError
 from snugbert.files import explaining_failed_writes, read_json, step_of, write_atomically
 from snugbert.gpu.compilation import COMPILE_PASSES, Compilation
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
+from snugbert.storage.uploads import download_checkpoint
 from snugbert.storage.urls import hide_credentials, is_url
-from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints
+from snugbert.trainers.run.checkpoints import RESUME, RunCheckpoints, check_checkpoint
 from snugbert.trainers.run.folder import check_output_dir, find_checkpoint, lock_output_dir
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
-from snugbert.trainers.run.processes import move_hub_token, send_weights, wait_for_all
+from snugbert.trainers.run.processes import move_hub_token, raise_together, send_weights, use_one_gpu, wait_for_all
 from snugbert.trainers.run.run_graphs import RunGraphs
 from snugbert.trainers.run.run_settings import (
     BEST_MODEL_SETTINGS,
@@ -104,6 +105,7 @@ class RunTrainer(Trainer):
         if is_url(self.args.output_dir or ""):  # Trainer would make a local folder `s3:`
             place = hide_credentials(self.args.output_dir or "")
             raise InputError(f"output_dir: {place} is a URL. Pass a local folder, or use the command line.")
+        use_one_gpu(self.args)  # type: ignore[arg-type]
         super().create_accelerator_and_postprocess()
         apply_tf32(self.args)
         if self.accelerator.ddp_handler is not None:
@@ -333,8 +335,12 @@ class RunTrainer(Trainer):
         if self.interrupted:
             return
         # With a bucket, only the first machine has the checkpoint, so one process reads the weights and sends them.
-        if self.args.process_index == 0:
-            self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+        with raise_together():
+            if self.args.process_index == 0:
+                best = Path(str(self.state.best_model_checkpoint))
+                download_checkpoint(best)
+                check_checkpoint(best, needs_optimizer=False)
+                self._load_from_checkpoint(str(best))
         send_weights(self.model)
         self._best_step = step_of(str(self.state.best_model_checkpoint))
 

@@ -121,8 +121,6 @@ def test_a_filled_row_by_hand():
 def test_rows_that_cannot_be_filled_are_refused():
     with pytest.raises(ValueError, match="The batch has 2 examples, more than `max_sequences` 1"):
         pad_row(pack([{"input_ids": [5, 6]}, {"input_ids": [7]}]), 8, 1)
-    with pytest.raises(ValueError, match="`pad_to_multiple_of` must be at least 1, not 0"):
-        snugbert.SnugBertDataCollatorWithPacking(0)
 
 
 IDS = {"input_ids": [5, 6, 7]}

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import logging
 import random
 from collections import Counter
 from itertools import chain, islice
@@ -16,7 +15,7 @@ from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.corpus.preparation import prepare_parts
 from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.documents import read_documents
-from snugbert.data.repeated_text import RepeatedText, read_report
+from snugbert.data.repeated_text import RepeatedText
 from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 
@@ -55,18 +54,16 @@ def leave_out(documents, what):
     return kept
 
 
-def test_the_report_equals_a_plain_count(documents, tmp_path, tokenizer, small_blocks):
-    file = write(tmp_path / "text.txt", [[f"  {line}\t" for line in document] for document in documents])
-    prepare(tmp_path / "corpus", tokenizer, file)
-    report = read_report(tmp_path / "corpus")
+def test_the_report_equals_a_plain_count(documents):
+    report = RepeatedText()
+    assert [document for _, document in report.follow(enumerate(documents))] == documents
     lines, whole = Counter(chain.from_iterable(documents)), Counter(map(tuple, documents))
     assert (report.lines, report.copied_lines) == (lines.total(), lines.total() - len(lines))
     assert (report.documents, report.copied_documents) == (whole.total(), whole.total() - len(whole))
     assert report.characters == sum(len(line) * times for line, times in lines.items())
     assert report.copied_characters == sum(len(line) * (times - 1) for line, times in lines.items())
     assert report.copied_lines > 100 and report.copied_documents == 10
-    assert report.warning.startswith(f"copies of earlier lines make up {report.copied_share:.0%} of the characters. ")
-    assert report.left_out is None and report.is_complete
+    assert report.is_complete and "--deduplicate lines leaves out copied lines" in str(report)
 
 
 @pytest.mark.slow
@@ -84,27 +81,25 @@ def test_leaving_copies_out_equals_a_text_without_them(documents, tmp_path, toke
     killed = tmp_path / "2" / parts[0].name
     killed.write_bytes(whole[: len(whole) * 2 // 3])
     killed.with_suffix(".index").unlink()
-    report = prepare_parts(tmp_path / "2", parts, tokenizer, num_workers=1, show_progress=False)
+    prepare_parts(tmp_path / "2", parts, tokenizer, num_workers=1, show_progress=False)
     assert killed.read_bytes() == whole
-    assert report == read_report(tmp_path / "1") == read_report(tmp_path / "2") and not report.warning
 
 
-def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, tokenizer):
+def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, tokenizer, capfd):
     """Each machine reads everything. There may be more shards than files.
 
-    If copies are only counted, each machine reads its shard. A run that reads everything writes the report.
+    If copies are only counted, each machine reads its shard.
     """
     files = [write(tmp_path / f"{name}.txt", half) for name, half in (("0", documents[:9]), ("1", documents[9:]))]
     for part in plan_parts(text_arguments(*files), num_shards=3, deduplicate="lines"):
-        report = prepare_parts(tmp_path / "shards", [part], tokenizer, show_progress=False)
-        assert report.lines == sum(map(len, documents)) and str(report).endswith(". Copies of lines are left out")
+        prepare_parts(tmp_path / "shards", [part], tokenizer, show_progress=False)
+        report = capfd.readouterr().err
+        assert f" of {sum(map(len, documents)):,} lines are copies" in report and "Copies of lines are left" in report
     unique = prepare(tmp_path / "unique", tokenizer, write(tmp_path / "u.txt", leave_out(documents, "lines")))
     assert sorted(content(open_corpus(tmp_path / "shards", tokenizer))) == sorted(content(unique))
     parts = plan_parts(text_arguments(*files), num_shards=2)
-    report = prepare_parts(tmp_path / "half", parts[:1], tokenizer, show_progress=False)
-    assert report.lines == sum(map(len, documents[:9])) and read_report(tmp_path / "half") is None
-    prepare_parts(tmp_path / "whole", parts, tokenizer, show_progress=False)
-    assert read_report(tmp_path / "whole").lines == sum(map(len, documents))
+    prepare_parts(tmp_path / "half", parts[:1], tokenizer, show_progress=False)
+    assert f" of {sum(map(len, documents[:9])):,} lines are copies" in capfd.readouterr().err
 
 
 def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch):
@@ -117,14 +112,11 @@ def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch)
 
 
 @pytest.mark.parametrize("deduplicate", [None, "lines"])
-def test_pretrain_holds_out_documents_and_reports_copies(documents, tmp_path, tokenizer, caplog, deduplicate):
-    caplog.set_level(logging.INFO)
+def test_pretrain_holds_out_documents(documents, tmp_path, tokenizer, deduplicate):
     text = {"train_file": [write(tmp_path / "text.txt", documents)], "validation_split_percentage": 30}
     arguments = PretrainingDataArguments(objective="mlm", deduplicate=deduplicate, **text)
     for _ in range(2):  # the second time, from the cache
-        caplog.clear()
         corpora = load_corpora(arguments, True, True, str(tmp_path / "cache"), tokenizer)
-        assert f"training text and held-out text: {read_report(corpora[0].folder)}" in caplog.messages
     kept = leave_out(documents, "lines") if deduplicate else documents
     whole = content(prepare(tmp_path / "whole", tokenizer, write(tmp_path / "kept.txt", kept)))
     train, held_out = map(content, corpora)

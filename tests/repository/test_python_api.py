@@ -94,12 +94,9 @@ def test_the_examples_of_pretraining_run(tmp_path, monkeypatch, capsys):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*pin_memory")
         run_examples(names, is_pretraining)
-    trainer = names["trainer"]
     assert snugbert.SnugBertForPreTraining.from_pretrained("pretrained").config.vocab_size == len(names["tokenizer"])
     assert [json.loads(line)["step"] for line in Path("pretrained/metrics.jsonl").read_text().splitlines()] == [2, 2]
     assert re.search(r"^step 2/2  epoch \d.* MLM accuracy .* tokens/s", capsys.readouterr().err, re.MULTILINE)
     assert Path("pretrained/training.png").stat().st_size > 10_000
     card = Path("pretrained/README.md").read_text()
     assert "20 documents, 60 sentences" in card and str(tmp_path) not in card
-    metrics = trainer.evaluate(names["dataset"])  # later
-    assert f"| {metrics['eval_mlm_loss']:.3f} |" in Path("pretrained/README.md").read_text()

@@ -26,11 +26,11 @@ from snugbert.data.corpus.part_files import (
     Block,
     CorpusFolder,
     Counts,
-    PartIndex,
     count_block,
-    damaged,
     join_counts,
+    part_name,
     read_index,
+    read_num_parts,
     shared_settings,
 )
 from snugbert.data.data_arguments import CACHE_GB
@@ -56,27 +56,21 @@ class Corpus:
     # Everything else that determines the content: the digest of the tokenizer, the language, and which documents were
     # kept.
     settings: dict[str, Any] = field(default_factory=dict)
-    known_counts: Counts | None = None  # from an index. None: `counts` reads the blocks when it is first used
+    counts: Counts = None  # type: ignore[assignment]  # from the indices. None: the blocks are counted
 
     def __post_init__(self):
+        self.counts = self.counts or join_counts([count_block(block) for block in self.blocks])
         self.language = self.settings.get("language") or self.settings.get("lines_language")  # None: unknown
-
-    @cached_property
-    def counts(self) -> Counts:
-        """Counts of the blocks."""
-        return self.known_counts or join_counts([count_block(block) for block in self.blocks])
 
     @cached_property
     def document_starts(self) -> np.ndarray:
         """Number of documents before each block, and in total. *Shape:* (blocks + 1,)"""
         return np.cumsum([0, *self.counts.documents])
 
-    @cached_property  # read for each example
+    @property
     def has_words(self) -> bool:
         """Whether the tokens that continue a word are stored."""
-        if isinstance(self.blocks, Blocks):
-            return self.settings[WORDS]
-        return all(block.word_bits is not None for block in self.blocks)
+        return self.settings.get(WORDS, False)
 
     @property
     def num_documents(self) -> int:
@@ -138,13 +132,19 @@ def open_corpus(
         InputError: `folder` holds no complete corpus, or the corpus was prepared with a different tokenizer.
     """
     output = CorpusFolder(folder)
-    states = output.find_states()
-    if incomplete := [name for name, state in states.items() if state]:
-        raise InputError(
-            f"{output}: {incomplete[0]} {states[incomplete[0]]}. Missing or unfinished: {len(incomplete)} of "
-            f"{len(states)} parts. Run `snugbert prepare` again for all shards."
-        )
     sizes = output.find_parts()
+    if not sizes:
+        raise InputError(f"{output} contains no prepared corpus. Run `snugbert prepare` first.")
+    names = [part_name(number, read_num_parts(max(sizes))) for number in range(read_num_parts(max(sizes)))]
+    if other := sizes.keys() - names:
+        raise InputError(
+            f"{output}: {min(other)} and {max(sizes)} belong to different corpora. Move one corpus to another folder."
+        )
+    if missing := [name for name in names if name not in sizes]:
+        raise InputError(
+            f"{output}: {missing[0]} is missing or unfinished, like {len(missing)} of {len(names)} parts. Run "
+            "`snugbert prepare` again for all shards."
+        )
     parts = [output.locate(name) for name in sizes]
     indices = ask_together(lambda entry: read_index(*entry), zip(parts, sizes.values(), strict=True))
     records = [index.record for index in indices]
@@ -161,16 +161,13 @@ def open_corpus(
     sources = {name: digest for text in texts for name, digest in text.items()}
     settings.pop(TEXT, None)
     digest = hash_json([settings, [[*text.values()] for text in texts]])
-    mapped = [_map_part(part, index, len(tokenizer)) for part, index in zip(parts, indices, strict=True)]
+    mapped = [
+        MappedPart(part, index.read_schema(), index.offsets, index.digests)
+        for part, index in zip(parts, indices, strict=True)
+    ]
     blocks = Blocks(mapped)
     if output.url is not None:
         cache = Path(cache_dir or work_folder() / "blocks" / digest)
         blocks = CachedBlocks(mapped, cache, round(cache_gb * 1e9))
     counts = join_counts([index.counts for index in indices])
     return Corpus(blocks, digest, output.place, sources, settings, counts)
-
-
-def _map_part(part: str, index: PartIndex, vocab_size: int) -> MappedPart:
-    if (highest := len(index.counts.token_ids) - 1) >= vocab_size:
-        raise damaged(hide_credentials(part), f"token id {highest} is outside the vocabulary of {vocab_size}")
-    return MappedPart(part, index.read_schema(), index.offsets, index.digests)

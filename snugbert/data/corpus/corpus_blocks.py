@@ -108,8 +108,7 @@ class Blocks(Sequence[Block]):
 class CachedBlocks(Blocks):
     """The blocks of a corpus in a bucket, through a cache on the local disk.
 
-    Only the process that opened the corpus downloads blocks. A block that is in no window is removed when the next
-    block is read.
+    Only the process that opened the corpus downloads blocks.
     """
 
     def __init__(self, parts: Sequence[MappedPart], folder: Path, cache_bytes: int):
@@ -119,7 +118,6 @@ class CachedBlocks(Blocks):
         self.pinned = 0  # the first `pinned` blocks are never removed
         self._download: threading.Thread | None = None
         self._stop = threading.Event()
-        self._single: int | None = None  # the last block that was read without a window
 
     def reserve(self, in_use: int) -> None:
         """Divides the cache: `in_use` bytes for two windows and their tables, and the rest for pinned blocks."""
@@ -160,12 +158,11 @@ class CachedBlocks(Blocks):
             self._download = None
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Removes unfinished files, and all blocks from the cache except `numbers` and the pinned blocks."""
+        """Removes all blocks from the cache except `numbers` and the pinned blocks."""
         kept = {self._file(number).name for number in numbers}
         with lock_file(self.folder / "blocks.lock"):
-            for file in self.folder.glob("*.block"):
-                is_unfinished = file.stem.startswith("_")  # of a process that was killed
-                if is_unfinished or (file.name not in kept and int(file.stem) >= self.pinned):
+            for file in self.folder.glob("[0-9]*.block"):
+                if file.name not in kept and int(file.stem) >= self.pinned:
                     file.unlink(missing_ok=True)
 
     def _map(self, number: int) -> Block:
@@ -196,11 +193,7 @@ class CachedBlocks(Blocks):
 
     def _map_bytes(self, number: int) -> np.ndarray:
         if self.is_own and not self._file(number).exists():
-            if self._single is not None and self._single >= self.pinned:
-                self._open.pop(self._single, None)
-                self._file(self._single).unlink(missing_ok=True)
             self.ensure([number])
-            self._single = number
         return np.memmap(self._file(number), mode="r")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from snugbert.storage.urls import (
     is_url,
     join,
     list_files,
-    open_file,
     read_bytes,
     remove,
     upload,
@@ -49,7 +48,6 @@ PART_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.arrow")
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
 BLOCK_COUNTS = ("documents", "sentences", "tokens")  # counts of each block in an index
-TOKENS_AT_ONCE = 10**6  # counted at once, because bincount takes 8 bytes per token
 
 
 @dataclass
@@ -128,42 +126,32 @@ def view_block(batch: pa.RecordBatch) -> Block:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of some blocks: the first three for each block, and the others for all blocks together."""
+    """Counts of some blocks: the first three for each block, and the last for all blocks together."""
 
     documents: np.ndarray  # Shape: (blocks,)
     sentences: np.ndarray  # Shape: (blocks,)
     tokens: np.ndarray  # Shape: (blocks,)
-    sentence_lengths: np.ndarray  # how many sentences have each number of tokens. Shape: (longest + 1,)
     token_ids: np.ndarray  # how often each token occurs. Shape: (highest id + 1,)
 
 
 def count_block(block: Block) -> Counts:
     """Counts the content of a block."""
-    starts = range(0, len(block.tokens), TOKENS_AT_ONCE)
     return Counts(
         np.array([len(block.documents) - 1]),
         np.array([len(block.sentences) - 1]),
         np.array([len(block.tokens)]),
-        np.bincount(np.diff(block.sentences)),
-        _add_up([np.bincount(block.tokens[start : start + TOKENS_AT_ONCE]) for start in starts]),
+        np.bincount(block.tokens),
     )
 
 
 def join_counts(counts: Sequence[Counts]) -> Counts:
     """Joins the counts of consecutive blocks."""
     empty = [np.zeros(0, np.int64)]
-    return Counts(
-        **{name: np.concatenate(empty + [getattr(each, name) for each in counts]) for name in BLOCK_COUNTS},
-        sentence_lengths=_add_up([each.sentence_lengths for each in counts]),
-        token_ids=_add_up([each.token_ids for each in counts]),
-    )
-
-
-def _add_up(histograms: Sequence[np.ndarray]) -> np.ndarray:
-    total = np.zeros(max(map(len, histograms), default=0), dtype=np.int64)
-    for histogram in histograms:
-        total[: len(histogram)] += histogram
-    return total
+    token_ids = np.zeros(max((len(each.token_ids) for each in counts), default=0), dtype=np.int64)
+    for each in counts:
+        token_ids[: len(each.token_ids)] += each.token_ids
+    columns = {name: np.concatenate(empty + [getattr(each, name) for each in counts]) for name in BLOCK_COUNTS}
+    return Counts(**columns, token_ids=token_ids)
 
 
 @dataclass(frozen=True)
@@ -205,23 +193,6 @@ def read_index(part: str, size: int) -> PartIndex:
     return index
 
 
-def verify_part(part: str, size: int) -> PartIndex:
-    """Reads a whole part, and compares it with its index."""
-    index, shown = read_index(part, size), hide_credentials(part)
-    try:
-        with open_file(part) as stream:
-            if stream.read(len(index.schema)) != index.schema.tobytes():
-                raise damaged(shown, "the file does not match its index")
-            for digest, (start, end) in zip(index.digests, pairwise(index.offsets.tolist()), strict=True):
-                if hashlib.sha256(stream.read(end - start)).digest() != digest.tobytes():
-                    raise damaged(shown, f"the checksum of bytes {start:,} to {end:,} does not match the index")
-            if stream.read() != END_OF_STREAM:
-                raise damaged(shown, "cut off")
-    except OSError as error:
-        raise damaged(shown, error) from error
-    return index
-
-
 def make_index(part: Path) -> PartIndex:
     """Reads a whole part that was just written, and makes its index."""
     counts, offsets = [], []
@@ -243,15 +214,11 @@ def make_index(part: Path) -> PartIndex:
 
 def write_index(index: PartIndex, file: Path) -> None:
     """Writes the file of an index, completely or not at all."""
-    lengths = np.flatnonzero(index.counts.sentence_lengths)
     arrays = {
         "schema": index.schema,
         "offsets": index.offsets,
         "digests": index.digests,
         **{name: getattr(index.counts, name) for name in BLOCK_COUNTS},
-        # A sentence can have millions of tokens, so only lengths that occur are stored.
-        "lengths": lengths,
-        "sentences_of_length": index.counts.sentence_lengths[lengths],
         "token_ids": index.counts.token_ids,
     }
     with replacing(file) as unfinished:
@@ -263,9 +230,7 @@ def parse_index(data: bytes, name: str) -> PartIndex:
     try:
         arrays: dict[str, Any] = load(data)
         columns = {name: arrays[name] for name in BLOCK_COUNTS}
-        sentence_lengths = np.zeros(int(arrays["lengths"].max(initial=-1)) + 1, dtype=np.int64)
-        sentence_lengths[arrays["lengths"]] = arrays["sentences_of_length"]
-        counts = Counts(**columns, sentence_lengths=sentence_lengths, token_ids=arrays["token_ids"])
+        counts = Counts(**columns, token_ids=arrays["token_ids"])
         index = PartIndex(arrays["schema"], arrays["offsets"], arrays["digests"], counts)
         sizes = {len(column) for column in columns.values()} | {len(index.digests), len(index.offsets) - 1}
         is_whole = len(sizes) == 1 and index.digests.shape[1:] == (32,) and index.offsets[0] == len(index.schema)
@@ -294,11 +259,6 @@ def read_num_parts(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _find_complete(files: dict[str, int]) -> dict[str, int]:
-    """Returns the names of the parts that have an index, in order, and their sizes."""
-    return {name: files[name] for name in sorted(files) if read_num_parts(name) and index_name(name) in files}
-
-
 class CorpusFolder:
     """The folder of a corpus at a path or a URL.
 
@@ -325,30 +285,12 @@ class CorpusFolder:
         return str(self.folder / name) if self.url is None else join(self.url, name)
 
     def find_parts(self) -> dict[str, int]:
-        """Returns the names of the complete parts, in order, and their sizes."""
-        return _find_complete(self._list_files())
-
-    def _list_files(self) -> dict[str, int]:
+        """Returns the names of the complete parts, which have an index, in order, and their sizes."""
         if self.url is None:
-            return {file.name: file.stat().st_size for file in self.folder.glob("part-*")}
-        return {name: entry.size for name, entry in list_files(self.url).items()}
-
-    def find_states(self) -> dict[str, str]:
-        """Returns the state of each part that the corpus must have, in order: "" if it is complete."""
-        files = self._list_files()
-        complete = _find_complete(files)
-        divisions = {read_num_parts(name): name for name in complete or filter(read_num_parts, files)}
-        if not divisions:
-            raise InputError(f"{self} contains no prepared corpus. Run `snugbert prepare` first.")
-        if len(divisions) > 1:
-            first, second = sorted(divisions.values())[:2]
-            raise InputError(
-                f"{self}: {first} and {second} belong to different corpora. Move one corpus to another folder."
-            )
-        (num_parts,) = divisions
-        names = [part_name(number, num_parts) for number in range(num_parts)]
-        states = {name: "has no index" if name in files else "is missing" for name in names}
-        return states | dict.fromkeys(complete, "")
+            files = {file.name: file.stat().st_size for file in self.folder.glob("part-*")}
+        else:
+            files = {name: entry.size for name, entry in list_files(self.url).items()}
+        return {name: files[name] for name in sorted(files) if read_num_parts(name) and index_name(name) in files}
 
     def read_record(self, name: str, size: int | None = None) -> dict[str, Any] | None:
         """Returns the record of a part. None: the part does not exist, or is damaged. `size`: from [`find_parts`]."""
@@ -374,18 +316,9 @@ class CorpusFolder:
         for each in (index_name(name), name):
             (self.folder / each).unlink()
 
-    def publish_file(self, name: str) -> None:
-        """Uploads a file."""
-        if self.url is not None:
-            upload(self.folder / name, join(self.url, name))
-
     def remove_part(self, name: str) -> None:
-        """Removes the files of a part."""
-        self.remove_file(index_name(name))
-        self.remove_file(name)
-
-    def remove_file(self, name: str) -> None:
-        """Removes a file. It may be missing."""
-        (self.folder / name).unlink(missing_ok=True)
-        if self.url is not None:
-            remove(join(self.url, name))
+        """Removes the files of a part. They may be missing."""
+        for each in (index_name(name), name):
+            (self.folder / each).unlink(missing_ok=True)
+            if self.url is not None:
+                remove(join(self.url, each))

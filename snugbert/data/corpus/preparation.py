@@ -43,7 +43,7 @@ from snugbert.data.corpus.part_files import (
 from snugbert.data.corpus.text_parts import Keeps, Part, plan_parts
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
-from snugbert.data.repeated_text import REPORT_NAME, RepeatedText, read_report, write_report
+from snugbert.data.repeated_text import RepeatedText
 from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import (
     DocumentTokenizer,
@@ -172,25 +172,22 @@ def prepare_parts(
     show_progress: bool = True,
     lines_language: str | None = None,
     store_words: bool = False,
-) -> RepeatedText | None:
-    """Writes the parts of a corpus that are not in `folder` yet.
+) -> None:
+    """Writes the parts of a corpus that are not in `folder` yet. Prints how much of the text is repeated.
 
     `parts` are the whole corpus or one shard. Several processes may call this at the same time. One process writes
     each part, and other processes wait for it. If all parts are prepared, nothing is written, so `folder` may be
     read-only. `language` splits lines into sentences. None: each line is a sentence, in `lines_language`, if it is
     known. `documents` describes which documents the parts keep, and is one of the settings of the corpus.
-
-    Returns how much of the text that was read is repeated. If all parts are prepared, returns the report of the
-    corpus, which exists only if one call read all of the text.
     """
     settings = _list_settings(parts[0], tokenizer, language, documents, lines_language, store_words)
     output = CorpusFolder(folder)
     if _find_finished(output, parts, settings, replace) >= {part.name for part in parts}:
-        return read_report(output.place)
+        return
     worker = DocumentTokenizer(tokenizer, language, settings[WORDS])
     try:
         with explaining_failed_writes(output.folder, "run the same command again. Finished parts are kept"):
-            return _write_missing_parts(output, parts, settings, worker, num_workers, show_progress)
+            _write_missing_parts(output, parts, settings, worker, num_workers, show_progress)
     except BrokenProcessPool as error:
         raise InputError(
             "a tokenizing process was killed, probably because memory ran out. Run the same command again with fewer "
@@ -253,12 +250,10 @@ def _write_missing_parts(
     worker: DocumentTokenizer,
     num_workers: int | None,
     show_progress: bool,
-) -> RepeatedText:
-    output.remove_file(REPORT_NAME)
+) -> None:
     sizes = [part.size for part in parts]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     log, report = ReadingLog(parts[0].text.on_bad_text), RepeatedText(parts[0].deduplicate)
-    all_is_read = parts[0].reads_everything or len(parts) == parts[0].num_parts
     with Progress("preparing", total, "bytes" if parts[0].files else "rows", show=show_progress) as progress:
         for part, size in zip(parts, sizes, strict=True):
             with lock_file(output.folder / f".{part.name}.lock"):
@@ -267,15 +262,13 @@ def _write_missing_parts(
                 written = CorpusFolder(output.folder)
                 is_published = _is_made_from(output.read_record(part.name), record)
                 if is_published or _is_made_from(written.read_record(part.name), record):  # or an upload failed
-                    all_is_read = False
                     log.skip(size or 0)
                     progress.skip_to(log.position)
                 else:
                     documents, schema = part.read_documents(log, report), corpus_schema(worker.dtype, record)
                     written.remove_part(part.name)  # not overwritten: another process may have mapped it
                     _write_part(output.folder / part.name, documents, schema, worker, num_workers, log, progress)
-                    if part.identify(again=True) != identities:
-                        written.remove_part(part.name)
+                    if part.identify() != identities:
                         raise InputError(
                             f"the text of {part.name} changed while it was read. Run the same command again."
                         )
@@ -285,11 +278,8 @@ def _write_missing_parts(
                     output.publish(part.name)
     if summary := log.summarize():
         print(summary, file=sys.stderr)
-    if all_is_read:
-        with lock_file(output.folder / ".lock"):  # two shards may finish together
-            write_report(output.folder, report)
-            output.publish_file(REPORT_NAME)
-    return report
+    if report.copied_lines:
+        print(f"repeated text: {report}", file=sys.stderr)
 
 
 def _is_made_from(before: Mapping[str, Any] | None, record: Mapping[str, Any]) -> bool:

@@ -22,7 +22,6 @@ from snugbert.data.repeated_text import RepeatedText
 from snugbert.data.sources import name_dataset
 from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file
 from snugbert.errors import InputError
-from snugbert.storage.urls import find_entry
 
 MOST_PARTS = 256  # each part is a file to open and map
 PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
@@ -44,7 +43,6 @@ class Part:
     # Which copies to leave out. If set, each part reads all files and keeps every nth document, because finding a copy
     # requires all text before it.
     deduplicate: Deduplication | None = None
-    divides_files: bool = False  # whether each part of a dataset reads its own files of the dataset
 
     @property
     def name(self) -> str:
@@ -54,14 +52,10 @@ class Part:
     @property
     def size(self) -> int | None:
         """Bytes of the text files, or rows of the dataset, which the part reads. None if it is unknown."""
-        if self.divides_files:
-            return None
-        return sum(map(measure_file, self.files)) if self.files else count_dataset_rows(self.text)
-
-    @property
-    def reads_everything(self) -> bool:
-        """Whether the part reads all of the corpus's text and keeps every nth document of it."""
-        return self.deduplicate is not None or (not self.files and not self.divides_files)
+        if self.files:
+            return sum(map(measure_file, self.files))
+        reads_all = self.deduplicate is not None or self.num_parts == 1
+        return count_dataset_rows(self.text) if reads_all else None
 
     def read_documents(self, log: ReadingLog, report: RepeatedText) -> Iterator[tuple[int, list[str]]]:
         """Reads the documents of the part, each with its index in the part's text.
@@ -71,18 +65,18 @@ class Part:
         if self.files:
             documents = read_documents(self.files, self.text.text_column_name, log)
         else:
-            shard = (self.number, self.num_parts) if self.divides_files else None
+            shard = (self.number, self.num_parts) if self.deduplicate is None else (0, 1)
             documents = read_dataset_documents(self.text, log, shard)
-        step = self.num_parts if self.reads_everything else 1
+        step = 1 if self.deduplicate is None else self.num_parts
         for number, document in report.follow(enumerate(documents)):
             if number % step == self.number % step and (self.keeps is None or self.keeps(number)):
                 yield number, document
 
-    def identify(self, again: bool = False) -> list[str]:
-        """Returns a string per file that changes when the text changes. `again`: whether to ask a bucket again."""
+    def identify(self) -> list[str]:
+        """Returns a string per file that changes when the text changes."""
         if not self.files:
             return [dataset_version(self.text)]
-        return [_identify(file, again) for file in self.files]
+        return [_identify(file) for file in self.files]
 
     def describe_text(self) -> dict[str, str]:
         """Returns the digest of each text file, or of the dataset, by name. It is the same on every machine."""
@@ -93,14 +87,13 @@ class Part:
         return dict(zip(self.names, digests, strict=True))
 
 
-def _identify(file: TextFile, again: bool) -> str:
+def _identify(file: TextFile) -> str:
     """Returns a string that changes when a file changes.
 
     For a file in a bucket, it comes from the listing. If the store has neither checksum nor time, the file is read.
     """
     if isinstance(file, RemoteText):
-        entry = find_entry(file.url) if again else file
-        return f"{entry.size} {entry.version}" if entry is not None and entry.version else _hash_file(file)
+        return f"{file.size} {file.version}" if file.version else _hash_file(file)
     stat = file.stat()
     return str([stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
 
@@ -135,14 +128,13 @@ def plan_parts(
     hub_id, name = name_dataset(text.dataset_name)
     dataset = hub_id or f"./{name}"
     names = tuple(name_files(files)) or (f"{DATASET}{dataset}",)
+    if deduplicate is None and num_shards > 1:
+        num_files = len(files) or count_dataset_files(text)
+        if num_files < num_shards:
+            raise InputError(f"--shard: more shards ({num_shards}) than text files ({num_files}). Use fewer shards.")
     if not files or deduplicate is not None:
-        # Each shard of a dataset reads its own files if there are enough. Otherwise, it reads all of the dataset.
-        has_choice = not files and deduplicate is None and num_shards > 1
-        divides_files = has_choice and count_dataset_files(text) >= num_shards
         every = range(num_shards)
-        return [Part(n, num_shards, text, tuple(files), names, keeps, deduplicate, divides_files) for n in every]
-    if len(files) < num_shards:
-        raise InputError(f"--shard: more shards ({num_shards}) than text files ({len(files)}). Use fewer shards.")
+        return [Part(number, num_shards, text, tuple(files), names, keeps, deduplicate) for number in every]
     sizes = [measure_file(file) for file in files]
     part_bytes = max(sum(sizes) / MOST_PARTS, min(PART_BYTES, sum(sizes) / num_shards))
     # The middle of a file decides which part it belongs to.

@@ -12,7 +12,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from snugbert.files import step_of
-from snugbert.reports.plots import draw_learning_curve, draw_reliability, list_plots
+from snugbert.reports.plots import draw_learning_curve, draw_reliability
 from snugbert.reports.results import RESULTS, RunResults, contains_model, read_results, write_results
 from snugbert.reports.score_tables import format_metric, set_title
 from snugbert.storage.uploads import find_output
@@ -96,7 +96,7 @@ def fine_tune(
     # Trainer's reports group names by "eval_" and "test_".
     sets = {name.replace("predict", "test"): values for name, values in results["metrics"].items()}
     reported = {f"{name}_{metric}": value for name, values in sets.items() for metric, value in values.items()}
-    trainer.reports.send(list_plots(output_dir), reported, trainer.model_step)
+    trainer.reports.send(reported, trainer.model_step)
     if args.push_to_hub:
         trainer.push_to_hub()
     if trains and args.should_save and not trainer.run_settings.keeps_checkpoints:

@@ -13,14 +13,14 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.cli.arguments import COUNT, SHARE, check_ranges
 from snugbert.data.packed_batches import pack
 from snugbert.data.tokenizing import splits_words
-from snugbert.errors import InputError
+from snugbert.errors import InputError, explain_choice
 from snugbert.gpu.row_sizes import pad_row
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.pretraining_arguments import (
+    MASKINGS,
     PAIR_LABELS,
     Objective,
-    choose_masking,
     parse_mask_rates,
 )
 
@@ -51,7 +51,6 @@ class SnugBertDataCollatorForPretraining:
         mask_replace_prob: share of the predicted tokens to replace with [MASK], 0.8 in the paper (A.1).
         random_replace_prob: share of the predicted tokens to replace with a random token, 0.1 in the paper. All other
             predicted tokens stay unchanged.
-        whole_word_mask: short for `masking="words"`.
         replacement_keys: whether batches contain a random number for each masked token, from which ELECTRA's generator
             samples the token that replaces it.
         pad_to_multiple_of: fills the row up to a multiple of this number of tokens, see [`pad_row`]. None: no padding.
@@ -67,15 +66,15 @@ class SnugBertDataCollatorForPretraining:
     mlm_probability: float | str = 0.15
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
-    whole_word_mask: bool = False
     replacement_keys: bool = False
     pad_to_multiple_of: int | None = None
-    masking: str | None = None
+    masking: str = "tokens"
 
     def __post_init__(self):
         check_ranges(self, pad_to_multiple_of=COUNT, mask_replace_prob=SHARE, random_replace_prob=SHARE)
         self.mask_rates = parse_mask_rates(self.mlm_probability)
-        self.masking = choose_masking(self.masking, self.whole_word_mask)
+        if self.masking not in MASKINGS:
+            raise InputError(explain_choice("--masking", self.masking, MASKINGS))
         if self.mask_replace_prob + self.random_replace_prob > 1:
             raise InputError(
                 f"mask_replace_prob {self.mask_replace_prob} and random_replace_prob {self.random_replace_prob} must "

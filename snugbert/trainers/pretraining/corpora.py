@@ -11,7 +11,6 @@ from snugbert.data.corpus.corpus import Corpus, check_unknown_tokens, open_corpu
 from snugbert.data.corpus.part_files import DATASET, WORDS
 from snugbert.data.corpus.preparation import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
-from snugbert.data.repeated_text import read_report
 from snugbert.data.sources import name_dataset
 from snugbert.data.tokenizing import needs_words
 from snugbert.errors import InputError, shorten
@@ -105,12 +104,6 @@ def load_corpora(
         validation = prepare(name, data_args, documents=f"{percentage} %", keeps=is_held_out)
     elif has_text:
         train = prepare("training text", data_args)
-    if train is not None and train.folder is not None:
-        report = read_report(train.folder)
-        name = "training text" + (" and held-out text" if hold_out else "")
-        logger.info("%s: %s", name, report or "repeated lines were not counted during preparation")
-        if report is not None and report.warning:
-            logger.warning("%s: %s", name, report.warning)
     return train, validation
 
 
@@ -160,10 +153,7 @@ def collect_example_settings(
     names = ("short_seq_prob", "mask_replace_prob", "random_replace_prob")
     first, last = data_args.mask_rates
     settings: dict[str, Any] = {
-        "text": {
-            name_dataset(name.removeprefix(DATASET))[1] if name.startswith(DATASET) else name: digest
-            for name, digest in corpus.sources.items()
-        },
+        "text": corpus.sources,
         "order of the text": hash_json(list(corpus.sources.values())),
         # The language of lines that are not split, and the stored words, do not change tokens.
         **{name: value for name, value in corpus.settings.items() if name not in ("lines_language", WORDS)},

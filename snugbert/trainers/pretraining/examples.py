@@ -222,8 +222,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
         if not isinstance(blocks, CachedBlocks) or blocks.pinned == len(blocks) or self._read_ahead == current:
             return
         batch_size = last - first + 1
-        if self._read_ahead is None:
-            self._check_windows(range(window.epoch, -(-end // self._length)), prefetched, batch_size)
         if place - batch_size >= prefetched:  # the data workers are done with the window before this one
             following: list[int] = []
             if last + self.windows.measure(current, self._length) - place < end:
@@ -231,16 +229,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
             blocks.keep([*self.windows.list_blocks(current), *following])
             blocks.ensure_later(following)
             self._read_ahead = current
-
-    def _check_windows(self, epochs: range, prefetched: int, batch_size: int) -> None:
-        """Checks that a window contains the examples that data workers read ahead, and two batches more."""
-        windows = (Window(epoch, number) for epoch in epochs for number in range(self.windows.per_epoch))
-        smallest = min(self.windows.measure(window, self._length) for window in windows)
-        if smallest < prefetched + 2 * batch_size:
-            raise InputError(
-                f"--window_blocks {self.windows.window_blocks}: a window has {smallest:,} examples, but data workers "
-                f"read {prefetched:,} ahead. Choose larger windows, or fewer workers (--dataloader_num_workers)."
-            )
 
     def end_download(self) -> None:
         """Ends the download that [`prepare`] began. Call it when no more examples are read."""

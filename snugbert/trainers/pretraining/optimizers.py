@@ -1,4 +1,4 @@
-"""Optimizers and a schedule that Trainer lacks or defines differently: LAMB, Muon, and warmup-stable-decay (WSD).
+"""Optimizers that Trainer lacks or defines differently: LAMB and Muon.
 
 AdamW, the default, and warmup with linear decay come from Trainer.
 """
@@ -16,7 +16,6 @@ from transformers import TrainingArguments
 from snugbert.errors import InputError
 from snugbert.kernels_snugbert import has_own_kernels
 
-WSD_DECAY = 0.1  # share of the steps. 10 % of the tokens are enough: Hu et al. (2024), MiniCPM, section 4
 GPU_NUMBERS = 2**24  # numbers that Muon updates at once on a GPU, 64 MiB in float32: 28 matrices of 768 x 768
 CPU_MATRICES = 4  # matrices that a CPU updates at once. More do not fit into its cache
 
@@ -40,7 +39,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
         bf16: bool = True,
         **options: Any,
     ):
-        options = {"adjust_lr_fn": "match_rms_adamw", **options}
         dtype = torch.bfloat16 if bf16 else torch.float32
         self.muon = BatchedMuon(matrices, dtype, lr=lr, weight_decay=weight_decay, **options)
         self.adamw = torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps, fused=True)
@@ -60,7 +58,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 class BatchedMuon(torch.optim.Muon):
-    """Muon that updates matrices of one shape together. It has the arguments and the state of `torch.optim.Muon`.
+    """Muon that updates matrices of one shape together. It has the options and the state of `torch.optim.Muon`.
 
     On a GPU, torch's Muon launches some 20 small kernels per matrix. Tall matrices are not transposed to join wide
     matrices: BERT-base has 12 of each, and 7 fill a batch. Several processes divide the matrices among themselves.
@@ -69,7 +67,7 @@ class BatchedMuon(torch.optim.Muon):
     """
 
     def __init__(self, matrices: list[nn.Parameter], dtype: torch.dtype, **options: Any):
-        super().__init__(matrices, **options)
+        super().__init__(matrices, adjust_lr_fn="match_rms_adamw", **options)
         self.dtype = dtype
 
     @torch.no_grad()
@@ -107,10 +105,7 @@ class BatchedMuon(torch.optim.Muon):
             dist.all_gather_into_tensor(whole, own)
         whole = whole[: len(parameters)].to(updates.dtype)
         rows, columns = parameters[0].shape
-        if group["adjust_lr_fn"] == "match_rms_adamw":
-            scale = 0.2 * math.sqrt(max(rows, columns))  # Liu et al. (2025), section 2.2
-        else:
-            scale = math.sqrt(max(1, rows / columns))  # Jordan (2024)
+        scale = 0.2 * math.sqrt(max(rows, columns))  # Liu et al. (2025), section 2.2
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(parameters, whole.unbind(), alpha=-group["lr"] * scale)
 
@@ -173,18 +168,3 @@ def _make_lamb(groups: list[dict[str, Any]], common: dict[str, Any], options: di
     optimizer = Lamb(groups, weight_decouple=False, adam_debias=True, **common, **options)
     optimizer.clamp = math.inf  # no limit of 10: the initial norm of BERT-base's word embeddings is 97
     return optimizer
-
-
-def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
-    """Returns the options of transformers' `get_wsd_schedule`, with a default length of the decay.
-
-    In `kwargs` (`--lr_scheduler_kwargs`), a `num_decay_steps` below 1 is a share of all steps. The default is 0.1.
-    """
-    given = (kwargs or {}).get("num_decay_steps", WSD_DECAY)
-    decay_steps = math.ceil(given * num_training_steps) if given < 1 else int(given)
-    if decay_steps < 1 or warmup_steps + decay_steps > num_training_steps:
-        raise InputError(
-            f"--lr_scheduler_kwargs: num_decay_steps {given} must be positive, and warmup and decay ({warmup_steps} + "
-            f"{decay_steps} steps) must fit into the run ({num_training_steps} steps)."
-        )
-    return {**(kwargs or {}), "num_decay_steps": decay_steps, "num_training_steps": num_training_steps}

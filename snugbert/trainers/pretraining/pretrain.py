@@ -14,7 +14,6 @@ from torch.utils.data import Subset
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     set_seed,
@@ -66,16 +65,6 @@ from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
 from snugbert.trainers.run.run_settings import check_steps, collect_training_settings, read_state
 
 logger = logging.getLogger(__name__)
-
-SMALL_RECIPE, GPU_RECIPE = "examples/pretrain_small_corpus.yaml", "examples/pretrain_small_corpus_1_gpu.yaml"
-# Expected gain (frequency baseline minus masked token loss, in nats) after this many tokens. Every measured run gained
-# more than 1.9.
-EXPECTED_GAIN, EXPECTED_AFTER = 1.5, 2_000_000
-LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that needs two tokens per word
-# Number of weights in the matrices of all layers: of size `small`, and of 12 layers of width 384. Embeddings do not
-# count.
-LARGEST_MODELS = {SMALL_RECIPE: 12_600_000, GPU_RECIPE: 21_300_000}
-SMALLEST_VOCABULARY = 1_000  # with a smaller vocabulary, such as letters, the frequency baseline is already low
 
 # What a run writes and prints. Only ELECTRA has a generator, and a short run has no plot.
 WRITTEN = {"model": "", "generator": GENERATOR_FOLDER, "plot": TRAINING_PLOT, "model card": "README.md"}
@@ -136,16 +125,13 @@ def pretrain(
         if training_args.do_train:
             _check_training(model, training_args, initial_weights, checkpoint)
         data = prepare_data()
-        is_new = model_args.model_name_or_path is None and data_args.objective != "electra"
-        if is_new and data.phases and data.train_corpus is not None:
-            logger.info("recipe: %s", describe_recipe(config, data.train_corpus.num_tokens))
-            if data_args.bigram_init and checkpoint is None:
-                logger.info("initial weights: computing them from the bigrams of the training text")
-                # Only the first window, because the text may be larger than the disk.
-                numbers = data.phases[0].dataset.windows.list_blocks(Window(0, 0))
-                blocks = (data.train_corpus.blocks[number] for number in numbers)
-                initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed, blocks)
-                wait_for_all()  # this takes long. DDP then sends the weights of the first process to all
+        if data_args.bigram_init and checkpoint is None and data.phases and data.train_corpus is not None:
+            logger.info("initial weights: computing them from the bigrams of the training text")
+            # Only the first window, because the text may be larger than the disk.
+            numbers = data.phases[0].dataset.windows.list_blocks(Window(0, 0))
+            blocks = (data.train_corpus.blocks[number] for number in numbers)
+            initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed, blocks)
+            wait_for_all()  # this takes long. DDP then sends the weights of the first process to all
         validation: Any = data.validation
         if validation is not None:
             validation = Subset(validation, range(len(validation))[: data_args.max_eval_samples])
@@ -312,19 +298,6 @@ def _check_training(
             check_steps(checkpoint, args, args.max_steps, read_state(checkpoint).global_step)
 
 
-def describe_recipe(config: PreTrainedConfig, corpus_tokens: int) -> str:
-    """Names the recipe that was measured with models and texts of this size or larger, and what to expect of it."""
-    H, inner = config.hidden_size, config.intermediate_size
-    weights = config.num_hidden_layers * (4 * H * H + 2 * H * inner)
-    recipe = next((recipe for recipe, largest in LARGEST_MODELS.items() if weights <= largest), None)
-    if recipe is None or config.vocab_size < SMALLEST_VOCABULARY or corpus_tokens > LARGEST_TEXT:
-        return "none was measured for such a model, vocabulary or text. The defaults are the BERT paper's settings."
-    return (
-        f"{recipe} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of "
-        f"{EXPECTED_GAIN} or more after {EXPECTED_AFTER:,} training tokens."
-    )
-
-
 @dataclass
 class _Data:
     """The text of a run and its examples. Without training, there are no phases and settings."""
@@ -346,9 +319,6 @@ def _prepare_data(
     """Prepares the text, makes its examples, and plans the phases of the run."""
     do_train, do_eval = training_args.do_train, training_args.do_eval
     with raise_together():  # machines may prepare the text for hours
-        if training_args.should_save:
-            for unfinished in epochs_dir.glob("*.unfinished"):  # tables of a killed run
-                unfinished.unlink(missing_ok=True)
         train_corpus, validation_corpus = load_corpora(data_args, do_train, do_eval, cache_dir, tokenizer, prepared)
     make_examples = functools.partial(make_dataset, data_args=data_args, tokenizer=tokenizer, epochs_dir=epochs_dir)
     data = _Data(train_corpus)

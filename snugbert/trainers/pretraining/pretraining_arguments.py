@@ -18,7 +18,7 @@ from snugbert.cli.arguments import (
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.cli.model_arguments import StudentArguments
 from snugbert.data.data_arguments import CACHE_GB, ValidationArguments
-from snugbert.errors import InputError, explain_choice
+from snugbert.errors import InputError
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
 
 # What the examples of a dataset are for: masked tokens and next sentences, masked tokens and sentence order, or masked
@@ -147,7 +147,7 @@ class PretrainingDataArguments(ValidationArguments):
         "mlm+nsp (BERT), mlm (RoBERTa), mlm+order (ALBERT) or electra. Default: mlm+nsp.",
         choices=tuple(OBJECTIVES),
     )
-    masking: str | None = argument(None, "What to mask: tokens, words or spans (of words). Default: tokens.")
+    masking: str = argument("tokens", "What to mask: tokens, words or spans (of words).", choices=MASKINGS)
     mlm_probability: str = argument("0.15", "Share of tokens to predict. 0.3:0.15 falls linearly from 0.3 to 0.15.")
     mask_replace_prob: float = argument(
         None, "Share of predicted tokens that become [MASK]. Default: 0.8 (electra: 0.85).", range=SHARE, advanced=True
@@ -155,7 +155,6 @@ class PretrainingDataArguments(ValidationArguments):
     random_replace_prob: float = argument(
         None, "Share of predicted tokens that become random. Default: 0.1 (electra: 0).", range=SHARE, advanced=True
     )
-    whole_word_mask: bool = argument(False, "Short for --masking words.", advanced=True)
     generator_size: float = argument(
         0.25, "Width of electra's new generator, as a share of the model's.", range=POSITIVE_SHARE, advanced=True
     )
@@ -175,7 +174,6 @@ class PretrainingDataArguments(ValidationArguments):
         masked, random = ELECTRA_MASKS if self.objective == "electra" else BERT_MASKS
         self.mask_replace_prob = masked if self.mask_replace_prob is None else self.mask_replace_prob
         self.random_replace_prob = random if self.random_replace_prob is None else self.random_replace_prob
-        self.masking = choose_masking(self.masking, self.whole_word_mask)
         self.mask_rates = parse_mask_rates(self.mlm_probability)  # of the first and of the last step
         self.parsed_phases = parse_phases(self.phases or f"{self.max_seq_length}:100%", self.dataset_objective)
 
@@ -191,16 +189,6 @@ class PretrainingDataArguments(ValidationArguments):
         if len(set(given.values())) > 1:
             raise InputError(f"{' and '.join(given)} cannot be combined. Pass only one of these flags.")
         return next(iter(given.values()), "mlm+nsp")
-
-
-def choose_masking(masking: str | None, whole_word_mask: bool) -> str:
-    """Returns what to mask, from `--masking` and its short form."""
-    if whole_word_mask and masking not in (None, "words"):
-        raise InputError(f"--masking {masking} and --whole_word_mask cannot be combined. Remove one of these flags.")
-    chosen = masking or ("words" if whole_word_mask else "tokens")
-    if chosen not in MASKINGS:
-        raise InputError(explain_choice("--masking", chosen, MASKINGS))
-    return chosen
 
 
 def parse_mask_rates(text: str | float) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from transformers import PreTrainedModel, TrainerState, get_wsd_schedule
+from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import ModelOutput
 
@@ -47,7 +47,7 @@ from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
 from snugbert.trainers.pretraining.electra import ElectraPair
 from snugbert.trainers.pretraining.examples import PretrainingDataset, unwrap_subset
 from snugbert.trainers.pretraining.masked_distillation import distill, prepare_teacher
-from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
+from snugbert.trainers.pretraining.optimizers import make_optimizer
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.scores import (
     compute_metrics,
@@ -58,7 +58,6 @@ from snugbert.trainers.pretraining.scores import (
 from snugbert.trainers.pretraining.training_log import TrainingLog, find_peak_flops
 from snugbert.trainers.run.checkpoints import RESUME
 from snugbert.trainers.run.folder import ClearOutputDir
-from snugbert.trainers.run.processes import use_one_gpu
 from snugbert.trainers.trainer import RunTrainer
 
 logger = logging.getLogger(__name__)
@@ -119,7 +118,6 @@ class PretrainingTrainer(RunTrainer):
         **kwargs: Any,
     ):
         args = PretrainingArguments.copy_of(args)
-        use_one_gpu(args)
         if phases is None:
             phases = [] if train_dataset is None else plan_phases([train_dataset], [1.0], args)
         self.phases = list(phases)
@@ -162,31 +160,20 @@ class PretrainingTrainer(RunTrainer):
             self.report()
         return output
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Extends Trainer's method: after training, also adds the metrics to the plot and to the model card."""
-        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        if self.state.global_step and not self.is_in_train and not self.is_command:
-            self.report({name.removeprefix(f"{metric_key_prefix}_"): value for name, value in metrics.items()})
-        return metrics
-
     def report(self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None) -> None:
-        """Draws `training.png`, writes the model card, and sends the plot to `report_to`.
+        """Draws `training.png`, and writes the model card.
 
         Without `metrics` on the validation text, the card has the last evaluation up to the step of the model.
         """
         self._metrics = metrics, baselines or {}
-        plot = Path(self.args.output_dir or "") / TRAINING_PLOT
         if self.args.should_save:
-            draw_log(self.state.log_history, plot, baselines)
+            draw_log(self.state.log_history, Path(self.args.output_dir or "") / TRAINING_PLOT, baselines)
             try:
                 self.write_card()
             except InputError:
                 raise
             except Exception as error:  # such as a model of another library, whose training is complete
                 logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
-        self.reports.send([plot])
 
     def write_card(self) -> None:
         """Writes the model card into the output folder, with the metrics of [`report`]."""
@@ -265,15 +252,6 @@ class PretrainingTrainer(RunTrainer):
             model = model or self.model
             self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
         return super().create_optimizer(model)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> torch.optim.lr_scheduler.LRScheduler:
-        """Extends Trainer's method: the decay of `warmup_stable_decay` has a default."""
-        if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
-            warmup_steps = self.args.get_warmup_steps(num_training_steps)
-            kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
-            self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)  # type: ignore[arg-type]
-            self._created_lr_scheduler = True
-        return super().create_scheduler(num_training_steps, optimizer)
 
     # --- a step -------------------------------------------------------------------------------------------------
 

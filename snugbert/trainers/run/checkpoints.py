@@ -40,9 +40,7 @@ logger = logging.getLogger(__name__)
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Lists the folders `checkpoint-<step>` of a run, ordered by step."""
-    if not output_dir.is_dir():
-        return []
-    named = (path for path in output_dir.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
+    named = (path for path in output_dir.glob("checkpoint-*") if CHECKPOINT_NAME.fullmatch(path.name))
     return sorted(filter(Path.is_dir, named), key=step_of)
 
 
@@ -169,27 +167,10 @@ class RunCheckpoints(TrainerCallback):
             remove_checkpoints(old)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Called by Trainer after loading a checkpoint. Locates the best checkpoint, even if the folder was renamed.
-
-        A damaged best checkpoint is ignored, so that a later checkpoint can be the best.
-        """
-        output_dir = Path(args.output_dir)
-        best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        """Called by Trainer after loading a checkpoint. The folder of the best checkpoint may have moved."""
         if optimizer is not None:
             check_optimizer(optimizer, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-        is_damaged = False
-        if args.should_save and state.best_global_step and args.load_best_model_at_end:
-            download_checkpoint(best)
-            try:
-                if best.is_dir():
-                    check_checkpoint(best, needs_optimizer=False)
-            except InputError as error:
-                is_damaged = True
-                logger.warning("ignoring the best checkpoint: %s", error)
-        (is_damaged,) = broadcast_object_list([is_damaged])
-        if is_damaged:
-            state.best_model_checkpoint = state.best_global_step = state.best_metric = None
-        locate_best(state, output_dir)
+        locate_best(state, Path(args.output_dir))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after the last step. Waits for an upload, and removes what `remove_old` has left."""

@@ -6,7 +6,6 @@ training, and all other files at the end.
 """
 
 import logging
-import os
 import platform
 import re
 import shutil
@@ -63,9 +62,8 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
         output = None
     with ExitStack() as stack:
         with raise_together():
-            if training_args.should_save and is_dry_run and output is None:
-                _check_folder(output_dir)
-            elif training_args.should_save and not holds_lock(output_dir / LOCK_NAME):
+            changes_nothing = is_dry_run and output is None
+            if training_args.should_save and not changes_nothing and not holds_lock(output_dir / LOCK_NAME):
                 if not output_dir.exists():
                     stack.callback(_remove_if_empty, output_dir)  # after a failed start
                 stack.enter_context(lock_file(output_dir / LOCK_NAME, LOCK_SECONDS))
@@ -74,12 +72,6 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
                 elif output is not None and output.download():
                     stack.callback(output.clear)
         yield
-
-
-def _check_folder(output_dir: Path) -> None:
-    nearest = next(folder for folder in (output_dir, *output_dir.absolute().parents) if folder.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        raise InputError(f"--output_dir: cannot write to {output_dir}. Choose another folder.")
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -215,9 +207,7 @@ def remove_run(output_dir: Path) -> None:
 
 def list_run_files(output_dir: Path) -> list[Path]:
     """Lists the checkpoints, results and configuration of the run in `output_dir`. Empty if there is no run."""
-    if not output_dir.is_dir():
-        return []
-    return sorted(path for path in output_dir.iterdir() if WRITTEN_BY_A_RUN.fullmatch(path.name))
+    return sorted(path for path in output_dir.glob("*") if WRITTEN_BY_A_RUN.fullmatch(path.name))
 
 
 def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:

@@ -7,7 +7,7 @@ import copy
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ def _format_metric(name: str, value: float) -> str:
 
 
 class Reports:
-    """Names the run, and sends scores and plots at the end. Only the main process reports.
+    """Names the run, and sends scores at the end. Only the main process reports.
 
     A run has the same name in all reports: `run_name` or the name of the output folder, followed by the start time.
     Checkpoints store it, so a resumed run continues its report.
@@ -166,30 +166,15 @@ class Reports:
         if self.name is not None:
             state.stateful_callbacks |= {REPORTS_NAME: {"name": self.name}}  # type: ignore[operator]
 
-    def send(self, plots: Iterable[Path], metrics: Mapping[str, float] | None = None, step: int | None = None) -> None:
-        """Sends scores, and the PNG files that exist. `step`: of the model. A report that fails is only a warning."""
-        images = [plot for plot in plots if plot.exists()]
+    def send(self, metrics: Mapping[str, float], step: int) -> None:
+        """Sends the scores of the model of a `step`. A report that fails is only a warning."""
+        trainer, state = self._trainer, copy.copy(self._trainer.state)
+        state.global_step = step
         for callback in self._callbacks:
             try:
-                self._send_to(callback, images, dict(metrics or {}), step)
+                callback.on_log(trainer.args, state, trainer.control, model=trainer.model, logs=dict(metrics))
+                if not isinstance(callback, WandbCallback):  # the W&B callback would upload the model
+                    callback.on_train_end(trainer.args, state, trainer.control, model=trainer.model)
             except Exception as error:
                 name, kind = type(callback).__name__, type(error).__name__
-                logger.warning("%s: could not send metrics and plots (%s: %s)", name, kind, error)
-
-    def _send_to(self, callback: Any, plots: list[Path], metrics: dict[str, float], step: int | None) -> None:
-        trainer, state = self._trainer, copy.copy(self._trainer.state)
-        state.global_step = state.global_step if step is None else step
-        # Without metrics, this only opens a report that Trainer closed at the end of training.
-        callback.on_log(trainer.args, state, trainer.control, model=trainer.model, logs=metrics)
-        for plot in plots:
-            name = f"plots/{plot.stem}"
-            if isinstance(callback, TensorBoardCallback):
-                from matplotlib import image  # only here, because `--help` works without it
-
-                pixels = image.imread(plot)  # RGBA, float32
-                callback.tb_writer.add_image(name, pixels, state.global_step, dataformats="HWC")
-            else:
-                library = callback._wandb if isinstance(callback, WandbCallback) else callback._trackio
-                library.log({name: library.Image(str(plot)), "train/global_step": state.global_step})
-        if not isinstance(callback, WandbCallback):  # the W&B callback would upload the model
-            callback.on_train_end(trainer.args, state, trainer.control, model=trainer.model)
+                logger.warning("%s: could not send metrics (%s: %s)", name, kind, error)

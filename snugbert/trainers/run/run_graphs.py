@@ -88,8 +88,6 @@ class RunGraphs:
         trainer, args = self.trainer, self.trainer.args
         if not cuda_graphs.are_on_gpu([torch.empty(0, device=args.device)]):
             return "they need a CUDA GPU"
-        if args.n_gpu > 1:
-            return "one process uses several GPUs"
         if args.world_size > 1 and trainer.model_init is not None:
             return "model_init replaces the model"
         if trainer.accelerator.scaler is not None:

@@ -1,7 +1,6 @@
 """Uploads a run during training: to the Hub, and its checkpoints to a bucket."""
 
 import logging
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,17 +10,14 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy
 from transformers.utils import PushInProgress
 
-from snugbert.files import MANIFEST_NAME
 from snugbert.storage.uploads import RemoteOutput, find_output
 
 logger = logging.getLogger(__name__)
 
-# The files of a model: weights, configuration, tokenizer and code.
-MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 # Predictions for the user's examples, also in the formats of run_glue.py, gluebenchmark.com (.tsv) and SQuAD v2.0.
 PREDICTIONS = ["*predictions.*", "*predict_results.txt", "*.tsv", "*null_odds.json"]
 LOGS = ["*.tfevents.*"]  # of TensorBoard. They contain paths of this machine
@@ -49,11 +45,7 @@ class HubUploads(TrainerCallback):
         trainer.callback_handler.on_push_begin(args, state, control)
         output_dir = Path(args.output_dir or "")
         checkpoint = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        for file in checkpoint.rglob("*"):  # ELECTRA's generator has a folder of its own
-            if file.suffix in MODEL_SUFFIXES and file.name not in (TRAINER_STATE_NAME, MANIFEST_NAME):
-                copy = output_dir / file.relative_to(checkpoint)
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copy(file, copy)
+        trainer.save_model(_internal_call=True)
         trainer.write_card()
         hub = HfApi(token=args.hub_token)
         repository = {"repo_id": trainer.hub_model_id, "revision": args.hub_revision}
@@ -85,8 +77,7 @@ class HubUploads(TrainerCallback):
             args.hub_private_repo = args.hub_private_repo if private is None else private
             trainer.init_hf_repo(token=token)
         trainer.save_model(_internal_call=True)
-        if trainer.is_world_process_zero():
-            trainer.create_model_card(**{"model_name": str(trainer.hub_model_id).rpartition("/")[-1]} | kwargs)
+        trainer.create_model_card()
         return self.upload_output_dir(
             token, commit_message=commit_message, revision=revision or args.hub_revision, run_as_future=not blocking
         )

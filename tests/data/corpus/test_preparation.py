@@ -110,7 +110,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(data_dir, tmp_path, toke
     error = process.stderr.rpartition("snugbert prepare: error: ")[2]
     assert "could not be written: [Errno 27] File too large. The disk is probably full. Free some space and" in error
     assert len(error.splitlines()) == 1
-    with pytest.raises(InputError, match=r"has no index\. Missing or unfinished: 1 of 1"):
+    with pytest.raises(InputError, match=r"contains no prepared corpus"):
         open_corpus(tmp_path / "corpus", tokenizer)
     assert snugbert_command([*arguments, "--output_dir", str(tmp_path / "corpus")]) == 0
     both = [content(open_corpus(tmp_path / name, tokenizer)) for name in ("corpus", "straight")]

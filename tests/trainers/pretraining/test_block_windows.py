@@ -103,12 +103,9 @@ def test_a_bucket_with_a_small_cache_gives_the_same_batches(stored, tmp_path, to
 
 
 @pytest.mark.slow
-def test_windows_that_data_workers_would_leave_behind_are_refused(stored, tmp_path, tokenizer):
+def test_a_cache_that_is_too_small_is_refused(stored, tmp_path, tokenizer):
     size = measure(tmp_path / "corpus")
     corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks", 0.3 * size / 1e9)
-    dataset = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=1)
-    with pytest.raises(InputError, match=r"--window_blocks 1: a window has \d+ examples, but data workers read 80"):
-        read_batches(dataset, workers=2)
     with pytest.raises(InputError, match=r"--corpus_cache_gb .* is too small: two windows of blocks need"):
         PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=30)
 

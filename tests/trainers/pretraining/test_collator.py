@@ -23,11 +23,11 @@ from snugbert.vocabulary.learning import count_words, learn_tokens, make_tokeniz
 SEP = 102
 
 
-@pytest.mark.parametrize(("objective", "whole_word_mask"), [("nsp", False), ("mlm", True)])
-def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, objective, whole_word_mask):
+@pytest.mark.parametrize(("objective", "masking"), [("nsp", "tokens"), ("mlm", "words")])
+def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, objective, masking):
     length = 512 if objective == "mlm" else 128  # long enough to contain the end of some documents
     dataset = PretrainingDataset(corpus, tokenizer, length, objective, epochs_dir=tmp_path)
-    collate = SnugBertDataCollatorForPretraining(tokenizer, whole_word_mask=whole_word_mask)
+    collate = SnugBertDataCollatorForPretraining(tokenizer, masking=masking)
     examples = [dataset[index] for index in range(48)]
     batch, alone = collate(examples), collate([dataset[7]])
     lengths = [len(example["input_ids"]) for example in examples]
@@ -49,12 +49,12 @@ def test_a_batch_is_a_function_of_its_examples(corpus, tokenizer, tmp_path, obje
     for example, hidden in zip(examples, batch["labels"][0].split(lengths), strict=True):
         ordinary = sum(index not in tokenizer.all_special_ids for index in example["input_ids"].tolist())
         number = (hidden != -100).sum().item()
-        assert number == round(0.15 * ordinary) or (whole_word_mask and ordinary < 20)
+        assert number == round(0.15 * ordinary) or (masking == "words" and ordinary < 20)
     special = torch.tensor(tokenizer.all_special_ids)
     assert not torch.isin(batch["labels"], special).any()
     shown = batch["input_ids"][batch["labels"] != -100]
     assert set(shown[torch.isin(shown, special)].tolist()) == {tokenizer.mask_token_id}
-    if whole_word_mask:
+    if masking == "words":
         pieces = tokenizer.convert_ids_to_tokens(
             batch["input_ids"][0].where(batch["labels"][0] == -100, batch["labels"][0])
         )
@@ -109,7 +109,7 @@ def test_words_need_a_tokenizer_with_words():
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), **special)
     other.backend_tokenizer.normalizer = normalizers.Replace(" ", "▁")  # as in Llama
     with pytest.raises(InputError, match=r"--masking words: the tokenizer does not split text into words"):
-        SnugBertDataCollatorForPretraining(other, whole_word_mask=True)
+        SnugBertDataCollatorForPretraining(other, masking="words")
 
 
 def test_only_words_and_spans_need_a_corpus_with_words(small, tmp_path):

@@ -1,4 +1,4 @@
-"""`snugbert prepare`: shards, mismatches, wrong arguments, and what `--check` finds."""
+"""`snugbert prepare`: shards, mismatches, and wrong arguments."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_an_incomplete_or_mismatched_corpus_is_refused(tmp_path, words_tokenizer
 
 WRONG_ARGUMENTS = [
     (["--shard", "1/9"], "more shards (9) than text files (1)"),
-    (["--output_dir", "text.txt"], "Not a directory"),
+    (["--output_dir", "text.txt"], "File exists"),
     (["--train_file", "cut.txt.zst"], "damaged or incomplete"),
 ]
 
@@ -96,48 +96,7 @@ def test_unknown_tokens_are_counted(tmp_path, words_tokenizer, monkeypatch, caps
     assert "none: every token is [UNK], so no token can be masked." in capsys.readouterr().err
 
 
-# --- `--check` -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, words_tokenizer, bucket, monkeypatch, capsys):
-    monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "home"))
-    for number in range(7):
-        (tmp_path / f"{number}.txt").write_text(f"w1 w{number} w2 w3.\n\nw4 w5 w6.\n" * (1 + number))
-    parts = plan_parts(text_arguments(tmp_path / "*.txt"), num_shards=7)
-    output, folder = f"{bucket.url}/corpus", bucket.folder / "corpus"
-    command = ["prepare", "--check", "--output_dir", str(output), "--shard", "1/3"]
-    prepare_parts(output, parts, words_tokenizer, show_progress=False)
-    assert snugbert_command(command) == 0
-    assert capsys.readouterr().out == f"{output}: complete parts: 7 of 7\n"
-    files = [folder / part.name for part in parts]
-    files[1].unlink()
-    files[2].write_bytes(files[2].read_bytes()[:-100])  # a block is cut
-    files[3].write_bytes(files[3].read_bytes()[:-8])  # only its end is missing
-    files[4].write_bytes(b"\xff" * 100)
-    files[5].unlink()
-    prepare_parts(tmp_path / "other", [parts[5]], words_tokenizer, language=None, show_progress=False)
-    for file in (files[5], files[5].with_suffix(".index")):
-        file.write_bytes((tmp_path / "other" / file.name).read_bytes())
-    assert snugbert_command(command) == 2
-    printed, error = capsys.readouterr()
-    *lines, last = printed.splitlines()
-    assert [line.partition(" (")[0] for line in lines] == [
-        f"{output}/{files[1].name} is missing.",
-        *(f"{output}/{files[number].name} is damaged" for number in (2, 3, 4)),
-        f"{output}/{files[5].name} has other settings, or another version of the dataset, than {files[0].name}.",
-    ]
-    assert last == f"{output}: complete parts: 2 of 7"
-    assert f"--check: {output}: 5 parts missing, damaged or different. Remove damaged parts, and run" in error
-    assert "prepare --overwrite_output_dir` again with --shard 1/3, --shard 2/3, --shard 3/3.\n" in error
-    for number in (2, 3, 4):  # the advice works
-        files[number].unlink()
-    for number in range(3):
-        prepare_parts(output, parts[number::3], words_tokenizer, replace=True, show_progress=False)
-    assert snugbert_command(command) == 0
-
-
-def test_a_bucket_that_does_not_answer_is_not_damage(tmp_path, words_tokenizer, monkeypatch, capsys):
+def test_a_bucket_that_does_not_answer_is_not_damage(tmp_path, words_tokenizer, monkeypatch):
     monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "home"))
     (tmp_path / "text.txt").write_text("w1 w2\n")
     parts = plan_parts(text_arguments(tmp_path / "text.txt"))
@@ -149,7 +108,7 @@ def test_a_bucket_that_does_not_answer_is_not_damage(tmp_path, words_tokenizer, 
             raise OSError("broken")
         return read(store, path, *args, **options)
 
+    corpus = open_corpus("memory:///corpus", words_tokenizer)
     monkeypatch.setattr(MemoryFileSystem, "cat_file", fail)
-    assert snugbert_command(["prepare", "--check", "--output_dir", "memory:///corpus"]) == 2
-    printed, error = capsys.readouterr()
-    assert "damaged" not in printed and "the store does not answer" in error
+    with pytest.raises(InputError, match="the store does not answer"):
+        corpus.blocks[0]

@@ -41,7 +41,6 @@ def test_phases_are_parsed():
         ({"mlm_probability": "0.3:"}, "--mlm_probability: expected a share, or the first and the last share"),
         ({"mlm_probability": "0.3:0.2:0.1"}, "--mlm_probability: expected a share"),
         ({"mlm_probability": "0.3:1.5"}, "--mlm_probability: expected a share"),
-        ({"masking": "spans", "whole_word_mask": True}, "--masking spans and --whole_word_mask cannot be combined"),
         ({"masking": "span"}, "--masking: unknown value 'span'"),
     ],
 )
@@ -58,7 +57,5 @@ def test_the_masks_of_each_objective():
     assert PretrainingDataArguments(objective="electra", mask_replace_prob=1.0).mask_replace_prob == 1
 
 
-def test_rates_and_units_of_masks_are_parsed():
+def test_rates_of_masks_are_parsed():
     assert parse_mask_rates("0.3:0.15") == (0.3, 0.15) and parse_mask_rates(0.2) == (0.2, 0.2)
-    assert PretrainingDataArguments().masking == "tokens"
-    assert PretrainingDataArguments(whole_word_mask=True).masking == "words"

@@ -13,27 +13,25 @@ import torch
 from damage import damage
 from safetensors.torch import load_file
 from synthetic import make_trainer
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerState
 
 from snugbert.errors import InputError
-from snugbert.trainers.run.checkpoints import UNFINISHED_CHECKPOINT, RunCheckpoints, find_newest_checkpoint
+from snugbert.trainers.run.checkpoints import UNFINISHED_CHECKPOINT, find_newest_checkpoint
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_damaged_best_checkpoint_is_ignored(damaged, tmp_path, caplog):
-    """Otherwise its weights would be the final model. They need no optimizer."""
-    make_trainer(tmp_path / "before", max_steps=1, save_steps=1, save_only_model=True).train()
+def test_a_damaged_best_checkpoint_is_an_error(tmp_path):
+    """Otherwise its weights would be the final model. They need no optimizer. The folder may have moved."""
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
+    options = {"max_steps": 1, "save_steps": 1, "save_only_model": True} | best
+    make_trainer(tmp_path / "before", **options).train()
     shutil.move(tmp_path / "before", tmp_path / "now")
-    best = tmp_path / "now/checkpoint-1"
-    if damaged:
-        damage(best / "model.safetensors", "six bytes")
-    options = {"load_best_model_at_end": True, "eval_strategy": "steps", "use_cpu": True}
-    args = TrainingArguments(str(tmp_path / "now"), **options)
-    state = TrainerState(best_global_step=1, best_metric=0.5)
-    RunCheckpoints().on_train_begin(args, state, TrainerControl())
-    assert f"ignoring the best checkpoint: {best / 'model.safetensors'} is damaged" in caplog.text or not damaged
-    found = (state.best_model_checkpoint, state.best_global_step, state.best_metric)
-    assert found == ((None, None, None) if damaged else (str(best), 1, 0.5))
+    trainer = make_trainer(tmp_path / "now", **options)
+    trainer.state = TrainerState(best_global_step=1)
+    trainer.checkpoints.on_train_begin(trainer.args, trainer.state, trainer.control)
+    trainer._load_best_model()
+    damage(tmp_path / "now/checkpoint-1/model.safetensors", "six bytes")
+    with pytest.raises(InputError, match=r"now/checkpoint-1/model\.safetensors is damaged"):
+        trainer._load_best_model()
 
 
 def train_with_the_best_model(folder: Path) -> None:

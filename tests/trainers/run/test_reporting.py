@@ -7,7 +7,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from PIL import Image
 from pretraining_command import run
 from safetensors.torch import load_file
 from synthetic import without_times
@@ -21,41 +20,31 @@ pytestmark = pytest.mark.slow
 REPORTERS = ("tensorboard", "wandb", "trackio")
 
 
-def read_tensorboard(folder) -> tuple[dict, dict]:
-    """Returns the steps and values of each metric, and step, width and height of each image."""
+def read_tensorboard(folder) -> dict:
+    """Returns the steps and values of each metric."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
-    metrics = {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
-    images = {name: events.Images(name)[-1] for name in events.Tags()["images"]}
-    return metrics, {name: (image.step, image.width, image.height) for name, image in images.items()}
+    return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 @pytest.fixture
 def received(tmp_path, monkeypatch):
-    """What W&B and Trackio receive: for each library and run, the steps and values of each metric, and the images.
-
-    Plots are small images whose width is the length of their name.
-    """
+    """What W&B and Trackio receive: for each library and run, the steps and values of each metric."""
     # Here, because importing them takes a second. `make test` installs the reporters, but not `make test-lowest`.
     wandb, trackio = pytest.importorskip("wandb"), pytest.importorskip("trackio")
     runs = {}
 
     def record(library, real, key):
         def log(self, *values, **options):
-            metrics, images = runs.setdefault((library, getattr(self, key), self.name), ({}, {}))
+            metrics = runs.setdefault((library, getattr(self, key), self.name), {})
             logged = values[0] if values else options["metrics"]
             for name, value in logged.items():
-                kind = images if type(value).__name__.endswith("Image") else metrics
-                kind.setdefault(name, []).append((logged.get("train/global_step", 0), value))
+                metrics.setdefault(name, []).append((logged.get("train/global_step", 0), value))
             real(self, *values, **options)
 
         return log
 
-    def save(figure, file, **options) -> None:
-        Image.new("RGB", (len(file.name), 9)).save(file)
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
     settings = {"WANDB_DIR": str(tmp_path), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
@@ -70,7 +59,7 @@ def read_log(folder) -> list[dict]:
 
 
 def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, received):
-    """Losses, accuracies, gain, speed and plots arrive, in one run, and reporting does not change the run."""
+    """Losses, accuracies, gain and speed arrive, in one run, and reporting does not change the run."""
     small_run = small_run | {"save_steps": 4, "eval_strategy": "steps", "eval_steps": 4, "logging_first_step": "true"}
     assert run(small_run, output_dir=tmp_path / "silent") == 0
     command = ["pretrain", "--report_to", *REPORTERS, "--project", "resumed"]
@@ -98,11 +87,7 @@ def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, received):
         f"eval/{metric}": {x["step"]: x[f"eval_{metric}"] for x in log if f"eval_{metric}" in x} for metric in metrics
     }
     assert all(list(curve) == [1, 2, 4, 6, 8] for curve in training.values())
-    tensorboard, plots = read_tensorboard(events)
-    assert plots == {"plots/training": (8, *Image.open(folder / "training.png").size)}
-    for metrics in (tensorboard, *(metrics for metrics, _ in received.values())):
+    for metrics in (read_tensorboard(events), *received.values()):
         for metric, curve in (training | evaluation).items():
             assert dict(metrics[metric]) == pytest.approx(curve, rel=1e-6), metric
         assert all(value > 0 for _, value in metrics["train/tokens_per_second"])
-    for _, images in received.values():
-        assert images.keys() == {"plots/training"} and {step for step, _ in images["plots/training"]} == {8}
