@@ -89,8 +89,3 @@ def serves_only_its_run(name: str) -> bool:
 def is_unfinished(name: str) -> bool:
     """Whether a file, or a folder that contains it, is unfinished."""
     return any(part.startswith("_") for part in name.split("/"))
-
-
-def is_staged(path: Path) -> bool:
-    """Whether a local path is a copy of something in a store."""
-    return path.is_relative_to(work_folder() / STAGED)
