@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
 
 __version__ = "0.1.0"
 
-# A command reads its arguments first, which need no models. `cli/main.py` then imports `registration`.
+# A command first reads its arguments, without the models. `cli/main.py` imports `registration` afterwards.
 if not getattr(sys.modules.get("snugbert_cli"), "is_reading_arguments", False):
     import_module("snugbert.registration")
 

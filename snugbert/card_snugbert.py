@@ -79,7 +79,7 @@ The maximum input length is {{ config.max_position_embeddings }} tokens.
 def escape(text: str) -> str:
     """Escapes Markdown and HTML and joins lines, so that the text is displayed literally."""
     text = re.sub(r"([\\`*{}\[\]<>#|!~$&])", r"\\\1", " ".join(text.split()))
-    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)  # inside a word, Markdown reads it as a letter
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)  # inside a word, Markdown treats _ as a letter
 
 
 def code_span(text: str) -> str:
@@ -91,9 +91,9 @@ def code_span(text: str) -> str:
 
 
 def how_to_load(name: str, head: str, use: str = "", use_of_package: str = "") -> str:
-    """Returns the section on how to load the model. `use` and `use_of_package` are code that uses it.
+    """Returns the section on how to load the model. `use` and `use_of_package` are example code.
 
-    MODEL in the code is replaced by the arguments of `from_pretrained`.
+    In the example code, MODEL is replaced by the arguments of `from_pretrained`.
     """
     others = {"Model": "AutoModel", "ForReplacedTokenDetection": "AutoModelForPreTraining"}
     auto_class, model = others.get(head, f"AutoModel{head}"), json.dumps(name)
@@ -112,16 +112,16 @@ def how_to_load(name: str, head: str, use: str = "", use_of_package: str = "") -
 
 
 def inherit_header(base: Any, **fields: Any) -> ModelCardData:
-    """Returns metadata with the language and the license of another card."""
+    """Returns metadata with the given fields, and with the language and the license of `base`."""
     names = ("language", "license", "license_name", "license_link")
     return ModelCardData(**{name: getattr(base, name) for name in names}, **fields)
 
 
 def find_base_model(name: str | None) -> tuple[str | None, str]:
-    """Returns the Hub id, if there is one, and the name of the checkpoint that training started from.
+    """Returns the Hub id (None if there is none) and the display name of the checkpoint that training started from.
 
-    `name` is a folder or a name on the Hub. None: random weights. Cards are published, so of a folder only the last
-    part of the path is shown.
+    `name` is a folder or a Hub name, or None for random weights. Only the last part of a folder's path is shown,
+    because cards are published.
     """
     if name is None:
         return None, "random weights"
@@ -139,19 +139,19 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
     """Replaces transformers' template with a card about the model, just before it is pushed.
 
     If the model was loaded from a folder or repository with a card by `snugbert`, and the weights are unchanged, that
-    card is pushed, without its plots. Cards by users are not replaced, and neither are Trainer's, which contain
-    metrics. `folder` has the files to upload: the weights, and as `README.md` the repository's card or transformers'
-    template, with the tags that the caller passed.
+    card is pushed, without its plots. Cards by users and by Trainer are not replaced. (Trainer's cards contain
+    metrics.) `folder` holds the files to upload: the weights and a `README.md`. This file is the repository's card or
+    transformers' template, with the tags that the caller passed.
     """
     file = folder / "README.md"
     present: Any = ModelCard.load(file)
     names = [model_class.__name__.removeprefix("SnugBert") for model_class in type(model).__mro__]
-    head = next((name for name in names if name in TASKS), None)  # None: the user wrote the head
+    head = next((name for name in names if name in TASKS), None)  # None: the head is a user's class
     weights = sorted(folder.glob("model*.safetensors"))  # empty if only an adapter is pushed
     if head is None or not weights or not any(mark in present.text for mark in (OWN_CARD, TEMPLATE)):
         return
     source = model.config.name_or_path or ""
-    if source and Path(source).resolve() == folder.resolve():  # its files were just overwritten
+    if source and Path(source).resolve() == folder.resolve():  # saving has just overwritten its card
         source = ""
     card = read_card(_find_file(source, "README.md", token=token))
     # Weights that were loaded from the Hub are in the cache.
@@ -167,7 +167,7 @@ def write_model_card(model: PreTrainedModel, folder: Path, repo_id: str, token: 
 
 
 def read_card(file: Path | str | None) -> Any:
-    """Reads a model card. An empty card if the file is missing or has an invalid header."""
+    """Reads a model card. Returns an empty card if the file is missing or has an invalid header."""
     with suppress(ValueError, yaml.YAMLError):
         if file is not None and Path(file).exists():
             return ModelCard.load(file)

@@ -23,7 +23,7 @@ SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
-# Limits. Larger values of a damaged configuration would make torch build layers forever, or raise an OverflowError.
+# Limits. With larger values, from a damaged file, torch would build layers forever or raise an OverflowError.
 MOST_LAYERS, LARGEST_SIZE = 1000, 2**31 - 1
 POSITION_EMBEDDING_TYPES = ("absolute", "after_padding", "relative", "sinusoidal")
 CLASSIFICATION_HEADS = ("pooler", "dense")
@@ -38,8 +38,8 @@ class SnugBertConfig(PreTrainedConfig):
 
     Args:
         vocab_size (`int`, *optional*, defaults to 30522): Number of tokens in the vocabulary.
-        hidden_size (`int`, *optional*, defaults to 768): Width of the encoder. A model needs a multiple of
-            `num_attention_heads`.
+        hidden_size (`int`, *optional*, defaults to 768): Width of the encoder. To build a model, it must be a
+            multiple of `num_attention_heads`.
         embedding_size (`int`, *optional*): Width of the embeddings. If it differs from `hidden_size`, a linear layer
             projects them, as in ELECTRA. None: `hidden_size`.
         num_hidden_layers (`int`, *optional*, defaults to 12): Number of encoder layers.
@@ -51,7 +51,7 @@ class SnugBertConfig(PreTrainedConfig):
         hidden_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on embeddings and sublayer outputs.
         attention_probs_dropout_prob (`float`, *optional*, defaults to 0.1): Dropout on attention weights.
         max_position_embeddings (`int`, *optional*, defaults to 512): Length of the longest sequence, in tokens. With
-            relative positions, sequences may be longer. All larger distances in a direction share a row.
+            relative positions, sequences may be longer. In each direction, all larger distances then share a row.
         type_vocab_size (`int`, *optional*, defaults to 2): Number of segments (`token_type_ids`). With relative
             positions it may be 0, as in DeBERTa. The model then ignores `token_type_ids`.
         initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the initial weights.
@@ -60,8 +60,8 @@ class SnugBertConfig(PreTrainedConfig):
         position_embedding_type (`str`, *optional*, defaults to `"absolute"`): `"absolute"` for learned positions
             (Devlin et al., 2018), `"after_padding"` for RoBERTa's, `"sinusoidal"` for computed positions (Vaswani et
             al., 2017, section 3.5), `"relative"` for DeBERTa-v3's (He et al., 2021). RoBERTa counts only tokens that
-            are not padding. Its table begins with `pad_token_id` + 1 rows for padding, which are not part of
-            `max_position_embeddings`. DeBERTa's attention scores depend on the distance of two tokens.
+            are not padding. Its table begins with `pad_token_id` + 1 rows for padding, which do not count towards
+            `max_position_embeddings`. In DeBERTa, attention scores depend on the distance between two tokens, and
             `position_ids` have no effect.
         position_buckets (`int`, *optional*, defaults to 256): Number of rows for distances in each direction, with
             relative positions. Distances up to half of this number have a row each. Longer distances share rows, on a
@@ -125,7 +125,7 @@ class SnugBertConfig(PreTrainedConfig):
             setattr(self, name, kwargs.pop(name, False))  # raises an error for a decoder
         super().__post_init__(**kwargs)
         if self.architectures is None:
-            self.architectures = []  # AutoModelForPreTraining, which opens two models, reads the list
+            self.architectures = []  # AutoModelForPreTraining reads the list to choose between two classes
         if self.id2label is not None and self.label2id is None:  # pipelines need both
             self.label2id = {str(label): int(index) for index, label in self.id2label.items()}
         self._check_ranges()
@@ -145,12 +145,12 @@ class SnugBertConfig(PreTrainedConfig):
         """
         values, unused = super().get_config_dict(*args, **kwargs)
         if values.get("model_type") in LOADABLE_TYPES:
-            values = convert_family_config(values) | {"model_type": cls.model_type}  # another type causes a warning
+            values = convert_family_config(values) | {"model_type": cls.model_type}  # otherwise transformers warns
         return values, unused
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Builds a configuration from the contents of a `config.json`, also of another family.
+        """Builds a configuration from the contents of a `config.json` by SnugBERT or another family.
 
         Raises:
             ValueError: SnugBERT cannot express the model.
@@ -236,16 +236,16 @@ class SnugBertConfig(PreTrainedConfig):
             raise ValueError('`pad_token_id` is missing. Positions of type "after_padding" start after this id.')
 
 
-# Not attributes of the configuration, because a file may have a field of any name.
+# Functions, not properties of the configuration, because a `config.json` may contain fields of any name.
 def compute_embedding_size(config: SnugBertConfig) -> int:
     """Computes the width of the embeddings."""
     return config.hidden_size if config.embedding_size is None else config.embedding_size
 
 
 def get_windows(config: Any) -> tuple[int, int] | None:
-    """Returns how a classifier reads long texts: maximum tokens of a window, and tokens that neighbors share.
+    """Returns how a classifier splits long texts: maximum tokens per window, and tokens that neighbors share.
 
-    Fine-tuning with `--doc_stride` stores these numbers. None: the model reads one window. Longer texts are truncated.
+    Fine-tuning with `--doc_stride` stores these numbers. None: longer texts are truncated to one window.
     """
     stored = getattr(config, "document_windows", None)
     if not stored:
@@ -267,9 +267,9 @@ def compute_max_length(config: SnugBertConfig) -> int:
 
 
 def compute_head_size(config: SnugBertConfig) -> int:
-    """Computes the dimensions of an attention head, or raises a ValueError if no model can be built.
+    """Computes the size of an attention head. Raises a ValueError if no model can be built.
 
-    The configuration itself is accepted, as in stock BERT, because tools set the two sizes one after the other.
+    As in stock BERT, the configuration itself may have such sizes, because tools set one size after the other.
     """
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Decides whether a command may continue what an earlier command began: in a run, a sweep, a corpus or a prediction.
 
-A record, `{"kind", "version", "settings"}`, is stored with what was written. The next command compares its own.
+The output contains a record, `{"kind", "version", "settings"}`. The next command compares it with its own record.
 """
 
 import json
@@ -24,7 +24,7 @@ def make_record(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 def check_continuation(record: Any, kind: str, settings: Mapping[str, Any], place: str, remedy: str) -> None:
     """Checks that a command with these settings may continue what the earlier command with this record began.
 
-    A dictionary as a value is compared entry by entry. The message begins with the `place`, such as a flag and a
+    Values that are dictionaries are compared entry by entry. The message begins with the `place`, such as a flag and a
     folder, and ends with the `remedy`.
     """
     current = make_record(kind, settings)

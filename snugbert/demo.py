@@ -48,7 +48,7 @@ def run_demo(args: DemoArguments) -> None:
     """Serves the page, and prints its address. This is `snugbert demo`."""
     from snugbert.families.loading import check_repository
 
-    with socket.create_server((args.host, args.port or 0)) as server:  # Gradio would try a hundred ports
+    with socket.create_server((args.host, args.port or 0)) as server:  # fails early. Gradio would try 100 ports
         address = server.getsockname()[0]
     check_repository(args.model)
     # Gradio reads these variables on import. By default it sends usage reports, and stores inputs in the browser.
@@ -143,7 +143,7 @@ def fill_mask(model: Any, tokenizer: Any, text: str) -> dict[str, float]:
 
 
 def classify(model: Any, tokenizer: Any, text: str, second: str) -> tuple[str, dict[str, float]]:
-    """Classifies a text or a pair: the predicted label, labels or number, and the probabilities of the labels."""
+    """Classifies a text or a pair. Returns the predicted label, labels or number, and the labels' probabilities."""
     row = {"text": text, "second": second} if second.strip() else {"text": text}
     prediction = _predict(model, tokenizer, row, *row.values())
     return str(prediction["predicted_label"]), prediction.get("probabilities", {})
@@ -156,7 +156,7 @@ def tag(model: Any, tokenizer: Any, text: str) -> dict[str, Any]:
 
 
 def choose(model: Any, tokenizer: Any, text: str, choices: str) -> dict[str, float]:
-    """Predicts which choice continues the text, with probabilities. There is one choice per line."""
+    """Predicts which choice continues the text, with probabilities. Each line of `choices` is a choice."""
     lines = [line for line in choices.splitlines() if line.strip()]
     prediction = _predict(model, tokenizer, {"text": text, "choices": lines}, text, max(lines, key=len, default=""))
     return dict(zip(lines, prediction["probabilities"], strict=True))
@@ -174,11 +174,11 @@ def _predict(model: Any, tokenizer: Any, row: dict[str, Any], *texts: str) -> di
 
 
 def answer_question(model: Any, tokenizer: Any, question: str, text: str) -> tuple[dict[str, Any], dict[str, float]]:
-    """Answers a question from a text of any length: the text with the best answer, and answers with their scores."""
+    """Answers a question from a text of any length. Returns the text with a marked answer, and answers with scores."""
     answerer = snugbert.QuestionAnswerer(model, tokenizer, cuda_graphs=False)
     answers = answerer(question, text, top_k=3, handle_impossible_answer=True)
     marked = {"text": text, "entities": [{"entity": "answer", **each} for each in answers[:1] if each["answer"]]}
-    # The best answer comes first. Of equal texts from different places, the better score is shown.
+    # The best answer comes first. Reversed, so that the better score is shown if two answers have the same text.
     return marked, {each["answer"] or "(no answer)": each["score"] for each in reversed(answers)}
 
 

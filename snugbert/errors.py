@@ -1,4 +1,4 @@
-"""Exceptions that the command line prints without a traceback, and the words of messages."""
+"""Exceptions that the command line prints without a traceback, and functions that word messages."""
 
 import glob
 import os
@@ -15,8 +15,8 @@ COMMAND = "SNUGBERT_COMMAND"  # environment variable that commands set. Their ch
 class InputError(ValueError):
     """Invalid input: an argument, a file or a folder. The message says what is wrong, where, and what to do.
 
-    The command line prints the message. Write messages with flags. Outside of commands, [`name_arguments`] replaces
-    them by the names of Python's arguments.
+    The command line prints the message. Write messages with flags. When no command runs,
+    [`name_arguments`] replaces the flags by the names of the arguments in Python.
     """
 
     def __str__(self) -> str:
@@ -36,9 +36,9 @@ class RunStopped(Exception):
 
 
 def name_arguments(message: str) -> str:
-    """Replaces flags in a message by the names of Python's arguments, unless a command runs.
+    """Replaces flags in a message by the names of the arguments in Python, unless a command runs.
 
-    A command in backticks, such as `snugbert predict --shard 1/2`, stays.
+    Commands in backticks, such as `snugbert predict --shard 1/2`, are not changed.
     """
     if COMMAND in os.environ:
         return message
@@ -46,7 +46,7 @@ def name_arguments(message: str) -> str:
 
 
 def join_lines(error: BaseException) -> str:
-    """Returns the text of an error of another library in one line, for a message."""
+    """Returns the text of another library's error as one line, for a message."""
     return " ".join(str(error).split())
 
 
@@ -95,9 +95,9 @@ def explain_files(pattern: str) -> str:
 
 
 def explain_folder(name: str) -> str:
-    """Returns an error message if a model can only be a folder that does not exist. Empty otherwise.
+    """Returns an error message if `name` can only be a folder, and this folder does not exist. Empty otherwise.
 
-    Hub names are `name` or `owner/name`. If a similar folder exists, `folder/name` is a mistyped path.
+    Hub names are `name` or `owner/name`. If a similar folder exists, `owner/name` is taken for a mistyped path.
     """
     suggestion = suggest_path(name)
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and suggestion)
@@ -107,7 +107,7 @@ def explain_folder(name: str) -> str:
 
 
 def suggest_path(path: str) -> str:
-    """Suggests the most similar entry of the folder of a path."""
+    """Suggests the file or folder with the most similar name in the same folder."""
     folder = Path(path).parent
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     close = get_close_matches(Path(path).name, names, n=1, cutoff=0.75)  # file names share their endings

@@ -1,8 +1,8 @@
 """Names and configurations of the BERT family: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3.
 
-These models have BERT's layers. DeBERTa-v3 adds relative positions. Weights have different names, and some values are
-in the code of transformers and not in configurations. The tables below translate names and values. The facts come from
-transformers' `modeling_roberta.py`, `modeling_electra.py` and `modeling_deberta_v2.py`.
+These models have BERT's layers. DeBERTa-v3 adds relative positions. Their weights have different names, and some
+values are in transformers' code, not in configurations. The tables below translate names and values. The facts come
+from transformers' `modeling_roberta.py`, `modeling_electra.py` and `modeling_deberta_v2.py`.
 """
 
 from .versions_snugbert import WORKING_VERSIONS  # noqa: F401 (imported first, to report unsupported versions)
@@ -14,7 +14,7 @@ from typing import Any
 ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
 FAMILY_TYPES = (*ROBERTA_TYPES, "electra", "deberta-v2")
 
-# Beginning of a name in transformers -> in SnugBERT. The encoder's prefix is last, because other names begin with it.
+# Beginning of a weight's name in transformers -> in SnugBERT. The encoder's prefix is last: other names begin with it.
 ROBERTA_NAMES = {
     "lm_head.dense.": "cls.predictions.transform.dense.",
     "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
@@ -41,7 +41,7 @@ DEBERTA_NAMES = {
 }
 # Prefixes of DataParallel, of torch.compile, and of modules with a model inside. They can be nested.
 WRAPPER_NAMES = {r"^(module\.|model\.|_orig_mod\.)+": ""}
-# Additional names of sequence classifiers, which go first. The dense layer of the head takes the place of the pooler.
+# Additional names of sequence classifiers, matched first. The dense layer of the head takes the place of the pooler.
 DENSE_CLASSIFIER_NAMES = {
     "roberta.pooler.": "unused_pooler.",
     "classifier.dense.": "bert.pooler.dense.",
@@ -174,7 +174,7 @@ def _deberta_fields(values: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             "`position_buckets` must be at least 2. Relative positions without buckets are not supported."
         )
-    fields.pop("legacy", None)  # the form of the masked token head, which the weights' names show
+    fields.pop("legacy", None)  # the form of the masked token head. The names of the weights show it
     cls_dropout = fields.pop("cls_dropout", None)
     is_token_classifier = str((values.get("architectures") or [""])[0]).endswith("ForTokenClassification")
     return fields | {

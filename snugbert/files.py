@@ -1,4 +1,4 @@
-"""Files: JSON that may be damaged, digests, writing completely or not at all, and locks between processes."""
+"""Tools for files: JSON that may be damaged, digests, atomic writes, and locks between processes."""
 
 import errno
 import fcntl
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
-# In errors of general types: tokenizers raises Exception, and torch RuntimeError.
+# Text of failed writes that raise a general error: tokenizers raises Exception, and torch RuntimeError.
 FAILED_WRITE = re.compile(r"\(os error |inline_container\.cc|iostream error")
 
 
@@ -30,10 +30,10 @@ FAILED_WRITE = re.compile(r"\(os error |inline_container\.cc|iostream error")
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON. Text that is nested too deeply, and half of a surrogate pair, raise a `ValueError`, too."""
+    """Parses JSON. Also raises a `ValueError` for text that is nested too deeply or contains an unpaired surrogate."""
     try:
         value = json.loads(text)
-        if "\\ud" in text or "\\uD" in text:  # only such an escape can be half of a pair
+        if "\\ud" in text or "\\uD" in text:  # only such an escape can be an unpaired surrogate
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except RecursionError as error:
@@ -44,7 +44,7 @@ def parse_json(text: str) -> Any:
 
 
 def dump_json(value: Any) -> str:
-    """Returns JSON in one line. Numbers that JSON cannot represent become null, and other objects their text."""
+    """Returns JSON in one line. NaN and infinity become null, and other objects become their text."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
     except ValueError:  # NaN or infinity
@@ -53,7 +53,7 @@ def dump_json(value: Any) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON file that contains an object. Any other content is an [`InputError`]."""
+    """Reads a JSON file that contains an object. Any other content raises an [`InputError`]."""
     try:
         values = parse_json(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -82,8 +82,8 @@ def hash_json(value: object) -> str:
 def replacing(file: Path, unfinished: Path | None = None) -> Iterator[Path]:
     """Writes the whole file or nothing, even if the power fails. After an error, the old file is unchanged.
 
-    The block writes to `unfinished`, by default the name of the file with "_" before it, which uploads skip. Processes
-    that may write the same file at once need different paths in its folder.
+    The block writes to `unfinished`. The default is the file's name with "_" before it, which uploads skip. Processes
+    that may write the same file at once need different `unfinished` paths in its folder.
     """
     unfinished = unfinished or file.with_name(f"_{file.name}")
     try:
@@ -143,7 +143,7 @@ def step_of(checkpoint: str | Path) -> int:
 
 
 def split_checkpoint(name: str) -> tuple[str, str]:
-    """Splits the name of a file into the checkpoint that contains it, and the rest. Both are empty if there is none.
+    """Splits the name of a file into its checkpoint and the rest. Both are empty if the file is in no checkpoint.
 
     "seed-1/checkpoint-5/model.safetensors" -> "seed-1/checkpoint-5", "model.safetensors".
     """
@@ -164,8 +164,8 @@ def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
     """Locks a file during the block, so that only one process at a time runs a block with the same file.
 
     The operating system releases the lock when the process ends, even if it is killed while its forked workers run,
-    which is why filelock is not used. The file is removed at the end of the block. A killed process leaves it, and the
-    next process locks it. After waiting `seconds` for another process, an [`InputError`] names that process.
+    which is why filelock is not used. The file is removed at the end of the block. A killed process leaves its file,
+    and the next process locks that file. After `seconds` of waiting, an [`InputError`] names the other process.
     """
     file = file.parent.resolve() / file.name
     deadline = time.monotonic() + seconds
@@ -175,7 +175,7 @@ def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
                 holder = file.read_text() or "another process"
                 raise InputError(f"{holder} has locked {file}. Wait until it ends, or choose another output.")
         time.sleep(0.05)
-    with suppress(OSError):  # only for the message
+    with suppress(OSError):  # the content is only for the message
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
     _held[file] = descriptor
@@ -195,9 +195,9 @@ def holds_lock(file: Path) -> bool:
 
 
 def _close_in_child() -> None:
-    """Closes the descriptors that a forked process, such as a data worker, shares with this process.
+    """Closes the descriptors of locks in a forked process, such as a data worker.
 
-    PyTorch's workers notice after 5 seconds that the run was killed, and never if it was killed while they started.
+    Otherwise, workers would keep a killed run's locks for 5 seconds, or forever if it was killed while they started.
     """
     for descriptor in _held.values():
         os.close(descriptor)
@@ -213,7 +213,7 @@ def _try_lock(file: Path) -> int | None:
     try:
         # A symbolic link could make this process overwrite another file.
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-    except FileNotFoundError:  # the process that ended has also removed the folder
+    except FileNotFoundError:  # another process has just removed the folder
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -225,7 +225,7 @@ def _try_lock(file: Path) -> int | None:
         if isinstance(error, BlockingIOError):
             return None
         raise
-    # A process that ends removes its file. A lock on that file would not stop a third process, which makes a new file.
+    # The last holder may have removed the file. Locking a removed file would not stop a process that makes a new file.
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(descriptor), file.lstat()):
             return descriptor

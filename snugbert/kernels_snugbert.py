@@ -19,12 +19,12 @@ from torch import nn
 
 IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' collators ignore
 # Element size in bytes -> integer dtype of the same size. Integer multiplication by 0 or 1 and integer relu are
-# vectorized for every size. torch multiplies floats by booleans one element at a time.
+# vectorized for every size. torch multiplies floats by booleans element by element.
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHUNK_SIZE = 2**21  # attention scores or logits computed at once
 # Logits computed at once on other devices: 64 MiB in float32. A kernel then takes longer than its launch.
 ACCELERATOR_CHUNK_SIZE = 2**24
-# On other devices, products with the vocabulary are padded to a multiple of this, the longest tile of 16-bit kernels.
+# On other devices, vocabulary products are padded to a multiple of the longest tile of 16-bit kernels.
 MULTIPLE = 64
 # Device types on which our kernels run. Tests and benchmarks empty this set, to run the code for GPUs on a CPU.
 OWN_KERNELS = {"cpu"}
@@ -36,7 +36,7 @@ GROUP_COST = 64 * 64
 FLASH_DTYPES = {torch.float16, torch.bfloat16}
 FLASH_HEAD_SIZE = 192
 HEAD_SIZE_MULTIPLE = 8
-LSE_MULTIPLE = 32  # memory-efficient attention pads each row of its logsumexp to a multiple
+LSE_MULTIPLE = 32  # memory-efficient attention pads each row of its logsumexp to a multiple of this
 SECOND_DERIVATIVE = (
     'attn_implementation="sdpa" supports only first derivatives. For second derivatives, call '
     '`model.set_attn_implementation("eager")`.'
@@ -44,12 +44,12 @@ SECOND_DERIVATIVE = (
 
 
 def is_transformed() -> bool:
-    """Whether torch.func transforms the model (`grad`, `vmap`, `jvp`). Only torch's own functions support this."""
+    """Whether torch.func transforms the model (`grad`, `vmap`, `jvp`). Only torch's own functions allow this."""
     return torch._C._are_functorch_transforms_active()
 
 
 def is_tracing() -> bool:
-    """Whether the model is compiled, exported, traced or transformed. Shapes must then not depend on values."""
+    """Whether the model is compiled, exported, traced or transformed. Shapes then must not depend on values."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
 
 
@@ -60,14 +60,14 @@ def is_exporting() -> bool:
 
 
 def has_own_kernels(values: torch.Tensor) -> bool:
-    """Whether our kernels run on the device of `values`, the CPU. Reading a value is free there."""
+    """Whether our kernels run on the device of `values`: on the CPU, where the host reads values without waiting."""
     return values.device.type in OWN_KERNELS
 
 
 def to_autocast_dtype(values: torch.Tensor) -> torch.Tensor:
-    """Converts float32 to the dtype of autocast, if that is enabled. Autocast itself converts for each use."""
+    """Converts float32 to the dtype of autocast, if enabled. Autocast itself would convert again for each use."""
     device = values.device.type
-    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)  # torch 2.11 cannot trace it
+    available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)  # not traceable (torch 2.11)
     if values.dtype != torch.float32 or not available:
         return values
     return values.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else values
@@ -77,7 +77,7 @@ def to_autocast_dtype(values: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_mask(count: int, dropout: float) -> torch.Tensor:
-    """Draws `count` integers: 0 with probability `dropout`, rounded to 16 bits, else 1. *Shape:* (count,), int16."""
+    """Draws `count` integers: 0 with probability `dropout` (rounded to 16 bits), else 1. *Shape:* (count,), int16."""
     # torch's generator draws the seed, so `torch.manual_seed` and gradient checkpointing work as usual. NumPy's SFC64
     # then draws 64 bits in half the time of torch's generator and a tenth of the time of a Bernoulli draw.
     seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
@@ -115,7 +115,7 @@ class _Dropout(torch.autograd.Function):
 class SnugBertDropout(nn.Dropout):
     """Dropout that draws its mask ten times as fast as torch's on a CPU.
 
-    The CPU version rounds the probability to a multiple of 2^-16. Other devices and compiled models use torch's own.
+    The CPU version rounds the probability to a multiple of 2^-16. Other devices, and compiled models, use torch's.
     """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -135,11 +135,11 @@ class Group(NamedTuple):
     size: int  # number of sequences, n
     longest_query: int  # largest number of queries in a sequence, at least 1
     longest_key: int  # largest number of keys in a sequence
-    # Both: token index of each padded position. Padding repeats the sequence's last token. A slice if the sequences
-    # are adjacent and have the same length. Shape: (n x longest,)
+    # Token index of each padded position of queries and of keys. Padding repeats the sequence's last token. A slice if
+    # the sequences are adjacent and have the same length. Shape: (n x longest,)
     query_indices: torch.Tensor | slice
     key_indices: torch.Tensor | slice
-    query_padding: torch.Tensor | None  # padded positions without a query. None: there are none. Shape: (positions,)
+    query_padding: torch.Tensor | None  # positions that are padding. None: no padding. Shape: (positions,)
     mask: torch.Tensor | None  # 0 at keys, minus infinity at padding. None: no padding. Shape: (n x heads, 1, longest)
 
 
@@ -147,7 +147,7 @@ class Groups(NamedTuple):
     """All sequences of a packed batch, in groups."""
 
     groups: list[Group]
-    # Position of each token in the concatenated groups. None: the order is the same. Shape: (tokens,)
+    # Position of each token in the concatenated groups. None: tokens keep their order. Shape: (tokens,)
     query_positions: torch.Tensor | None
     key_positions: torch.Tensor | None
 
@@ -155,7 +155,7 @@ class Groups(NamedTuple):
 def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, heads: int) -> Groups:
     """Groups sequences of similar length, so that attention spends almost nothing on padding.
 
-    `cu_seq_lens_q` and `cu_seq_lens_k` are the start of each sequence's queries and keys, then the total, (N + 1,).
+    `cu_seq_lens_q` and `cu_seq_lens_k` have the start of each sequence's queries and keys, then the total, (N + 1,).
     """
     return _group(tuple(cu_seq_lens_q.tolist()), tuple(cu_seq_lens_k.tolist()), heads, GROUP_COST)
 
@@ -206,21 +206,21 @@ def _padded_indices(
 ) -> tuple[torch.Tensor | slice, torch.Tensor | None]:
     """Returns the token index of each padded position, and a mask of the tokens (None without padding)."""
     sizes = torch.tensor([lengths[index] for index in group], device="cpu")
-    longest = max(int(sizes.max()), 1)  # without queries, padding gives the keys their (zero) gradients
+    longest = max(int(sizes.max()), 1)  # without queries, a padding query gives keys zero gradients
     offsets = torch.arange(longest, device="cpu")
     token_mask = offsets < sizes[:, None]
     even = bool(token_mask.all())
     if even and group == list(range(group[0], group[-1] + 1)):
         return slice(starts[group[0]], starts[group[0]] + len(group) * longest), None
     first = torch.tensor([starts[index] for index in group], device="cpu")
-    # Padding never repeats a token of another sequence. A NaN there would spread here, because 0 x NaN is NaN.
+    # Padding repeats only tokens of its own sequence. A NaN of another sequence would spread, because 0 x NaN is NaN.
     indices = first[:, None] + offsets.minimum((sizes[:, None] - 1).clamp_(min=0))
     indices.clamp_(max=starts[-1] - 1)  # needed if the last sequence has no query
     return indices.flatten(), None if even else token_mask.flatten()
 
 
 def _invert(padded: list[tuple[torch.Tensor | slice, torch.Tensor | None]], tokens: int) -> torch.Tensor | None:
-    """Returns the position of each token in the concatenated groups; None if the order is the same."""
+    """Returns the position of each token in the concatenated groups, or None if all tokens keep their order."""
     if len(padded) == 1 and isinstance(padded[0][0], slice):
         return None
     inverse = torch.zeros(tokens, dtype=torch.long, device="cpu")
@@ -309,7 +309,7 @@ def _distances_of_group(table: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def _saved_shapes(groups: Groups, heads: int, head_size: int) -> list[tuple[int, ...]]:
-    """Shapes of what the backward pass needs: queries, keys, values and softmax of each group."""
+    """Returns the shapes that the backward pass needs: queries, keys, values and softmax of each group."""
     shapes: list[tuple[int, ...]] = []
     for group in groups.groups:
         matrices, queries, keys = group.size * heads, group.longest_query, group.longest_key
@@ -336,8 +336,8 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(Q K' x scaling) V with dropout on the softmax, group by group and a chunk of heads at a time.
 
-    With `tables`, each score includes the relative positions' part. Also returns what the backward pass needs, in one
-    tensor (empty unless `saves`). There, a minus sign marks dropped weights. *Shape:* (queries, heads, D), (values,)
+    With `tables`, the scores include relative positions. Also returns what the backward pass needs, in one tensor
+    (empty unless `saves`). Dropped weights are negative in this tensor. *Shape:* (queries, heads, D), (values,)
     """
     heads = query.shape[1]
     shapes = _saved_shapes(groups, *query.shape[1:]) if saves else []
@@ -393,7 +393,7 @@ def _differentiate(
             for rows, grad in zip(distances, grad_distances, strict=True)
         ]
         positions = zip(*pairs, strict=True) if tables else repeat(())
-        # Zero where `shift_distances` does not reach.
+        # The columns that `shift_distances` leaves out stay zero.
         products = parts[0].new_zeros((length, group.longest_query, 2 * group.longest_key) if tables else 0)
         for (q, k, v, weights, grad_o, grad_q, grad_k, grad_v), sides in zip(chunks, positions, strict=False):
             kept = _drop_negative(weights) if dropout else weights
@@ -445,7 +445,7 @@ class _GroupedAttention(torch.autograd.Function):
         groups, scaling, dropout = ctx.options
         with torch.no_grad():
             gradients = _differentiate(grad_outputs[0], saved, groups, scaling, dropout, tables)
-        if torch.is_grad_enabled():  # a second derivative fails, as with `once_differentiable`, but names the remedy
+        if torch.is_grad_enabled():  # as with `once_differentiable`, but the error names the remedy
             fail = torch._C._functions.DelayedError(SECOND_DERIVATIVE, len(gradients))
             gradients = fail(*[gradient.requires_grad_() for gradient in gradients])
         return *gradients[:3], None, None, None, *gradients[3:]
@@ -453,8 +453,8 @@ class _GroupedAttention(torch.autograd.Function):
 
 # torch.compile cannot trace the functions above, so they are registered as operators. The names of the operators
 # contain the module's name, because a process can import several copies of this file, for example one from the Hub.
-# The size of what `_attend` saves depends on the lengths, which would break the graph. So the backward pass computes
-# these tensors again.
+# The tensors that `_attend` saves have sizes that depend on the lengths, which would break the graph. So the backward
+# pass computes these tensors again.
 _NAMESPACE = re.sub(r"\W", "_", __name__)
 _operator = partial(torch.library.custom_op, mutates_args=(), device_types="cpu")
 _RANDOM_STATE_SIZE = torch.get_rng_state().numel()
@@ -654,8 +654,8 @@ def ragged_attention(
     """Computes attention within each sequence of a packed batch, on a GPU.
 
     Calls the kernels of `F.scaled_dot_product_attention`: flash attention for 16 bits, on GPUs that have it, and
-    memory-efficient attention otherwise. Both accept sequences without tokens, but no queries without keys. No kernel
-    computes in float64, so attention in float64 is computed in float32.
+    memory-efficient attention otherwise. Both accept empty sequences, but not queries without keys. No kernel computes
+    in float64, so attention in float64 is computed in float32.
 
     The arguments are as in [`grouped_attention`], with boundaries in int32. `max_length_q` and `max_length_k` are the
     largest number of queries and of keys in a sequence, or upper bounds.
@@ -665,7 +665,7 @@ def ragged_attention(
     if dtype == torch.float64 or (dtype == torch.bfloat16 and not has_flash):  # GPUs before Ampere have no kernel
         query, key, value = (tensor.float() for tensor in (query, key, value))
     padding = -head_size % HEAD_SIZE_MULTIPLE
-    if padding:  # zeros change no score, and the outputs at zeros are cut
+    if padding:  # zeros change no score, and their outputs are cut off
         query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))
     # The kernels refuse bounds above the number of tokens. Unlike min, sym_min adds no condition to a compiled model.
     longest = torch.sym_min(max_length_q, len(query)), torch.sym_min(max_length_k, len(key))
@@ -704,9 +704,9 @@ def is_plain_linear(layer: nn.Module) -> bool:
 
 
 def joined_linear(values: torch.Tensor, layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, ...]:
-    """Computes several layers of the same input with one product. The weights are concatenated in each call.
+    """Applies several layers to the same input with one product. The weights are concatenated in each call.
 
-    On a GPU one large product is faster than several small products. Each gradient is one product, too. The layers are
+    On a GPU one large product is faster than several small products. Each gradient is also one product. The layers are
     plain, see [`is_plain_linear`]. The outputs are views of one tensor. *Shape:* (..., H) -> (..., size of the layer)
     """
     # Autocast converts the concatenated weight. Converting each weight first would take more kernels.
@@ -757,7 +757,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, targets = ctx.saved_tensors
-        # One factor for each row, 0 for ignored rows.
+        # A factor for each row, which is 0 for ignored rows.
         ignored = targets == IGNORE_INDEX
         grad_losses = grad_outputs[0].expand(len(targets), 1).masked_fill(ignored[:, None], 0)
         classes = targets.masked_fill(ignored, 0)

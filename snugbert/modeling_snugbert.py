@@ -88,7 +88,7 @@ class SnugBertSinusoidalPositions(nn.Module):
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.embedding_size = compute_embedding_size(config)
-        # Positions have the scale of the word embeddings. With amplitude 1, they would dominate the sum that
+        # Positions have the scale of the word embeddings. With amplitude 1, positions would dominate the sum that
         # LayerNorm normalizes. Vaswani et al. scale the word embeddings instead (section 3.4).
         self.amplitude = config.initializer_range
 
@@ -101,7 +101,7 @@ class SnugBertSinusoidalPositions(nn.Module):
 
 
 class SnugBertPositionsAfterPadding(nn.Embedding):
-    """RoBERTa's position embeddings. Rows 0 to `pad_token_id` are for padding, so position 0 has the next row."""
+    """RoBERTa's position embeddings. Rows 0 to `pad_token_id` are for padding. Position 0 uses the next row."""
 
     def __init__(self, config: SnugBertConfig):
         assert config.pad_token_id is not None  # checked by the configuration
@@ -110,7 +110,7 @@ class SnugBertPositionsAfterPadding(nn.Embedding):
         super().__init__(rows, compute_embedding_size(config), padding_idx=config.pad_token_id)
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """Looks up positions. They count from 0; -1 is the position of padding. *Shape:* (..., L) -> (..., L, E)"""
+        """Looks up positions, which count from 0. Padding has position -1. *Shape:* (..., L) -> (..., L, E)"""
         return super().forward(position_ids + self.first_row)
 
 
@@ -154,7 +154,7 @@ class SnugBertEmbeddings(nn.Module):
 
 
 def mask_scores(scores: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Applies a mask to attention scores: boolean, or added to them; None for no mask."""
+    """Applies a boolean or an additive mask to attention scores. None: no mask."""
     if attention_mask is None:
         return scores
     if attention_mask.dtype == torch.bool:
@@ -189,11 +189,11 @@ def compute_buckets(distances: torch.Tensor, buckets: int, longest: int) -> torc
     """Computes DeBERTa's buckets of distances (He et al., 2021, `make_log_bucket_position` in transformers).
 
     The result is -`buckets` to `buckets`, with the sign of the distance. Each distance up to half of `buckets` has its
-    own bucket, and distances from `longest` - 1 on share the last one. *Shape:* (...) -> (...)
+    own bucket, and all distances from `longest` - 1 on share the last bucket. *Shape:* (...) -> (...)
     """
     half = buckets // 2
     far = (distances.abs().clamp(min=half) / half).log()
-    # Float32, as in transformers: the rounding of the logarithm decides at the longest distance.
+    # Float32, as in transformers: the bucket of the longest distance depends on how the logarithm is rounded.
     farthest = torch.full((), (longest - 1) / half, device=distances.device).log()
     buckets_of_far = torch.ceil(far / farthest * (half - 1)) + half
     return torch.where(distances.abs() <= half, distances, (buckets_of_far * distances.sign()).long())
@@ -217,7 +217,7 @@ class SnugBertSelfAttention(nn.Module):
 
     @property
     def is_causal(self) -> bool:
-        """False, and cannot be set. Without this property, transformers' sdpa would use True."""
+        """Always False. Without this property, transformers' sdpa attention would assume True."""
         return False
 
     def __init__(self, config: SnugBertConfig):
@@ -227,7 +227,7 @@ class SnugBertSelfAttention(nn.Module):
         self.scaling = self.attention_head_size**-0.5
         if config.position_embedding_type == "relative":
             self.position_dropout = SnugBertDropout(config.hidden_dropout_prob)
-            # Three products are summed. The root is rounded to float32, as in transformers.
+            # Each score is the sum of three products. The root is rounded to float32, as in transformers.
             self.scaling = 1 / float(np.sqrt(np.float32(3 * self.attention_head_size)))
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)  # its `p` is read in every call
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
@@ -273,7 +273,7 @@ class SnugBertSelfAttention(nn.Module):
         is_dropping = (self if distances is None else self.dropout).training
         options = {"scaling": self.scaling, "dropout": self.dropout.p if is_dropping else 0.0}
         implementation = self.config._attn_implementation
-        # torch 2.11 cannot trace the second condition. The first one skips it in the training commands.
+        # torch 2.11 cannot trace the second condition. In the training commands, the first condition skips it.
         if implementation not in ("sdpa", "eager") and is_flash_attention_requested(self.config, version=[3, 4]):
             if options["dropout"]:
                 warn_once(f"{implementation} does not support dropout. Attention drops no weights.")
@@ -309,7 +309,7 @@ class SnugBertSelfAttention(nn.Module):
             context, weights = attention(self, query, key, value, score_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
         elif implementation == "sdpa":
-            if options["dropout"] == 1:  # the scale of the weights that are left would be infinite
+            if options["dropout"] == 1:  # the remaining weights would be scaled by infinity
                 value, options["dropout"] = 0 * value, 0.0
             attend = grouped_attention if has_own_kernels(query) else ragged_attention
             context = attend(query, key, value, tables=tables, **options, **kwargs)
@@ -419,13 +419,13 @@ class SnugBertLayer(GradientCheckpointingLayer):
         """Computes the output of all tokens, or of `query_indices` (Q,) only.
 
         `attention_mask` is used as in stock BERT if no further arguments are passed. `args` are ignored. They come
-        from wrappers that pass the arguments of stock BERT's layers. With `low_states`, the hidden states in the dtype
-        of autocast, the output is also returned in that dtype: in a compiled layer, one kernel writes both.
+        from wrappers that pass the arguments of stock BERT's layers. `low_states` are the hidden states in autocast's
+        dtype. If passed, the output is also returned in this dtype: one kernel of a compiled layer writes both.
 
         *Shape:* (1, T, H) -> (1, T or Q, H). With a `layout`, or as in stock BERT, (B, L, H) -> (B, L, H), all tokens
         """
         if layout is not None and distances is None and not has_own_attention(self):
-            layout, kwargs = None, {}  # another attention gets the arguments of stock BERT
+            layout, kwargs = None, {}  # replaced attention gets the arguments of stock BERT
         if layout is not None:
             hidden_states = layout.gather(hidden_states)
         options = {"query_indices": query_indices, "distances": distances, "low_states": low_states, **kwargs}
@@ -445,16 +445,16 @@ class SnugBertLayer(GradientCheckpointingLayer):
 
 
 def _unwrap(module: nn.Module) -> nn.Module:
-    """Returns the module inside torch's wrappers that pass on all arguments: torch.compile, checkpointing, FSDP1."""
+    """Returns the module inside torch's wrappers (torch.compile, checkpointing, FSDP1). They pass on all arguments."""
     names = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
     inner = next((module._modules[name] for name in names if name in module._modules), None)
     return module if inner is None else _unwrap(inner)
 
 
 def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
-    """Whether calling a module runs `module_class.forward`, not overridden, replaced or wrapped."""
+    """Whether calling a module runs `module_class.forward` itself, not an overridden, replaced or wrapped version."""
     module = _unwrap(module)
-    replaced = vars(module).get("_old_forward", vars(module).get("forward"))  # accelerate's hooks keep the old one
+    replaced = vars(module).get("_old_forward", vars(module).get("forward"))  # accelerate's hooks keep the original
     forward = type(module).forward if replaced is None else getattr(replaced, "__func__", None)
     own = module_class.forward
     # transformers wraps `forward` in each subclass of its layers, including the subclass that FSDP2 makes.
@@ -488,8 +488,8 @@ class SnugBertEncoder(nn.Module):
     def embed_distances(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeds the distances between the tokens of sequences of length L (`length`).
 
-        Returns embeddings of R buckets (R, H), and for each distance the index of its bucket (2, 2 L): from L - 1 to
-        -L, and from 1 - L to L. -L and L do not occur, but [`score_distances`] needs their columns.
+        Returns the embeddings of R buckets (R, H), and the bucket of each distance (2, 2 L). Distances go from L - 1
+        to -L in the first row, and from 1 - L to L in the second. [`score_distances`] needs -L and L only as columns.
         """
         buckets = self.config.position_buckets
         # Up to half of the buckets, each distance has its own bucket. A traced graph uses one size for all lengths.
@@ -512,13 +512,13 @@ class SnugBertEncoder(nn.Module):
 
         Args:
             hidden_states: embeddings. *Shape:* (1, T, H), or (B, L, H) as in stock BERT, without a `batch`
-            attention_mask: without a `batch`, the mask of the scores, as in stock BERT. Otherwise, for layers that are
-                not SnugBERT's, see [`SnugBertBatch.layer_mask`].
+            attention_mask: without a `batch`, the mask of the scores, as in stock BERT. Otherwise, the mask for layers
+                that are not SnugBERT's, see [`SnugBertBatch.layer_mask`].
             batch: the batch.
             query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
-                only these tokens. This layer must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
-            kwargs: passed on to the layers, among them `layout`. With it or without a `batch`, `last_hidden_state` has
-                the shape (B, L, H), otherwise (1, T, H) or (1, Q, H).
+                only these tokens. The last layer must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
+            kwargs: passed on to the layers, among them `layout`. With a `layout`, or without a `batch`,
+                `last_hidden_state` has the shape (B, L, H), otherwise (1, T, H) or (1, Q, H).
         """
         arguments = {} if batch is None else attention_arguments(self.config, batch, None)
         distances = None
@@ -543,7 +543,7 @@ class SnugBertEncoder(nn.Module):
                 kwargs["low_states"] = low_states
                 hidden_states, low_states = layer(hidden_states, None, distances, **arguments, **kwargs)
             else:
-                # By position, because gradient checkpointing may ignore gradients of keyword arguments.
+                # Arguments are positional, because gradient checkpointing may ignore gradients of keyword arguments.
                 low_states = hidden_states = layer(hidden_states, attention_mask, distances, **arguments, **kwargs)
         return BaseModelOutput(last_hidden_state=hidden_states)
 
@@ -553,7 +553,7 @@ class SnugBertPooler(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
-        # DeBERTa's pooler has dropout of 0. A classifier may replace this dropout, see `classification_head`.
+        # DeBERTa's pooler has a dropout of 0. A classifier may replace this dropout, see `classification_head`.
         self.dropout: nn.Module = nn.Identity()
         if config.position_embedding_type == "relative":
             self.dropout = SnugBertDropout(0.0)
@@ -584,7 +584,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": SnugBertLayer, "attentions": SnugBertSelfAttention}
     _family_names = FAMILY_NAMES
-    # Old files have this buffer. `families_snugbert` renames unused weights. Some heads have no pooler or NSP head.
+    # Old files have `position_ids`. `families_snugbert` renames unused weights. Some heads lack a pooler or NSP head.
     _keys_to_ignore_on_load_unexpected = [r"position_ids", r"^(unused_|bert\.pooler\.dense\.|cls\.seq_relationship\.)"]
 
     @torch.no_grad()
@@ -665,7 +665,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         super().save_pretrained(*args, **kwargs)
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        """Writes the model card before uploading. Every method that pushes a model calls this one."""
+        """Writes the model card before uploading. Every method that pushes a model calls this method."""
         write_model_card(self, Path(working_dir), repo_id, kwargs.get("token"))
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
@@ -772,7 +772,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 skips all other tokens. *Shape:* (M,)
             kwargs: for packed batches, `cu_seq_lens_q`, the start of each sequence, then T (*Shape:* (N + 1,)),
                 `max_length_q`, the length of the longest sequence or an upper bound, and for masked tokens
-                `label_indices`, the index of each labeled token (*Shape:* (M,)). The last two are computed if None,
+                `label_indices`, the index of each labeled token (*Shape:* (M,)). If either is None, it is computed,
                 which makes the host wait for an accelerator. In a filled row, `label_indices` may also contain tokens
                 without a label, after the labeled tokens, and `num_sequences` is N without padding. Also
                 `output_hidden_states`, `output_attentions` (needs `attn_implementation="eager"`) and `return_dict`.
@@ -780,7 +780,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
         Returns:
             `last_hidden_state` (B, L, H), or (1, T, H) if packed. It is zero at padding, except with a 4-D mask.
             `pooler_output` (N, H) if there is a pooler. For a row without tokens it is the pooled zero vector.
-            `hidden_states` and `attentions` on request. They are part of the graph.
+            `hidden_states` and `attentions` on request. They are part of the autograd graph.
 
         Raises:
             ValueError: both or neither of `input_ids` and `inputs_embeds`; shapes that do not match; more than
@@ -816,7 +816,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
         if layout is not None:
             inputs = [layout.scatter(values) for values in inputs]
         embedded = {"inputs_embeds" if batch.inputs.dim() == 3 else "input_ids": inputs[0]}
-        if "input_ids" in embedded and has_own_embeddings:  # not part of compiled embeddings
+        if "input_ids" in embedded and has_own_embeddings:  # compiled embeddings exclude the word embeddings
             embedded = {"inputs_embeds": self.embeddings.word_embeddings(inputs[0])}
         hidden_states = self.embeddings(**embedded, token_type_ids=inputs[1], position_ids=inputs[2])
         if self.embeddings_project is not None:
@@ -913,7 +913,7 @@ class SnugBertPreTrainingHeads(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, targets: torch.Tensor, detach_logits: bool, count_correct: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Predicts labeled tokens. A trainer compiles this, so that torch fuses the loss with the head.
+        """Predicts labeled tokens. A trainer compiles this method, so that torch fuses the loss with the head.
 
         Returns logits and the sum of their cross entropies. With `detach_logits`, the logits have no gradient.
         Otherwise, the backward pass of a compiled head allocates a gradient of zeros. With `count_correct`, the number
@@ -1089,7 +1089,7 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
                 nsp_logits, next_sentence_label, num_sequences_in_batch, NSP_CLASSES, "next_sentence_label"
             )
             if num_sequences_in_batch is None and num_items_in_batch is not None and labels is not None:
-                # The weight is the batch's share of tokens.
+                # The weight of this loss is the batch's share of the labeled tokens.
                 nsp_loss = _divide_loss(nsp_loss * num_labeled, num_labeled, num_items_in_batch)
         losses = [loss for loss in (mlm_loss, nsp_loss) if loss is not None]
         return SnugBertForPreTrainingOutput(
@@ -1282,7 +1282,7 @@ def _check_windows(num_windows: torch.Tensor, num_sequences: int):
 def _average_windows(logits: torch.Tensor, documents: torch.Tensor, num_documents: int) -> torch.Tensor:
     """Averages the logits of each document's windows. *Shape:* (N, C), (N,) -> (`num_documents`, C)
 
-    A masked sum has the same order on all devices, so that runs resume bit for bit. `index_add` on a GPU does not.
+    A masked sum adds in a fixed order, so resumed runs match bit for bit. On a GPU, `index_add` has no fixed order.
     `documents`: the document of each window; -1 for windows that do not count.
     """
     belongs = documents == torch.arange(num_documents, device=documents.device)[:, None]
@@ -1293,7 +1293,7 @@ def _average_windows(logits: torch.Tensor, documents: torch.Tensor, num_document
 class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
     """Linear layer on the pooled output, for one label, several labels or regression (`config.problem_type`).
 
-    With `classification_head="dense"`, there is also dropout before the pooler, as in RoBERTa and ELECTRA.
+    With `classification_head="dense"`, the model also has dropout before the pooler, as in RoBERTa and ELECTRA.
     """
 
     _family_names = CLASSIFIER_NAMES | FAMILY_NAMES
@@ -1392,7 +1392,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 f"{self.config.problem_type} with `num_labels` {self.num_labels}."
             )
         loss = F.mse_loss if self.config.problem_type == "regression" else F.binary_cross_entropy_with_logits
-        scores = upcast(logits)[:first_padding]  # -100 would be a number, not a label to ignore
+        scores = upcast(logits)[:first_padding]  # these losses do not ignore -100
         targets = labels.view(logits.shape)[:first_padding].to(scores.dtype)
         return _divide_loss(loss(scores, targets, reduction="sum"), targets.numel(), num_items_in_batch)
 
@@ -1543,7 +1543,7 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
             start_positions, end_positions: first and last token of the answer. As in stock BERT, positions beyond the
                 row (if packed, beyond the sequence) are ignored, and negative positions mean the first column. Unlike
-                in stock BERT, -100 and positions at padding are ignored, the latter with a warning. *Shape:* (B,)
+                in stock BERT, -100 is ignored, and so are positions at padding, with a warning. *Shape:* (B,)
             num_items_in_batch: number of questions in the global batch.
 
         Returns:

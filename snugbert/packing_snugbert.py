@@ -34,7 +34,7 @@ def is_checkable(values: torch.Tensor) -> bool:
 
 
 def must_read(values: torch.Tensor) -> bool:
-    """True on the CPU, where reading is free, and on devices without asynchronous assertions."""
+    """Whether a check must read the values: on the CPU, and on devices without asynchronous assertions."""
     return not is_tracing() and (has_own_kernels(values) or values.device.type not in ASYNCHRONOUS)
 
 
@@ -52,7 +52,7 @@ _warned: set[str] = set()  # arguments whose labels at padding were reported
 
 
 def warn_of_padding(name: str, count: int) -> None:
-    """Warns once for each argument that it has `count` labels or positions at padding. Only one data worker warns."""
+    """Warns, once per argument, that it has `count` labels or positions at padding. Only one data worker warns."""
     worker = get_worker_info()
     if count and name not in _warned and (worker is None or worker.id == 0):
         _warned.add(name)
@@ -67,8 +67,8 @@ def warn_of_padding(name: str, count: int) -> None:
 
 
 def check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored: int | None = None) -> None:
-    """Checks that ids are in the range 0 to `size` - 1, or `ignored`. On an accelerator, and in a compiled model, does
-    nothing. The message contains `size_name`: where the size comes from.
+    """Checks that ids are in the range 0 to `size` - 1, or `ignored`. Does nothing on an accelerator and in a compiled
+    model. The message names the source of the size, `size_name`.
     """
     if not is_checkable(ids):
         return
@@ -108,7 +108,7 @@ class SnugBertBatch:
     token_type_ids: torch.Tensor  # (1, T)
     position_ids: torch.Tensor  # (1, T)
     shape: tuple[int, int]  # rows and columns of the caller's batch, (B, L)
-    token_indices: torch.Tensor | None  # of each token in the caller's flattened batch, (T,). None: all are kept
+    token_indices: torch.Tensor | None  # index of each token in the caller's flattened batch, (T,). None: all kept
     cu_seq_lens: torch.Tensor  # start of each sequence, then T; (N + 1,), int32
     max_length: int  # of a sequence, or an upper bound
     first_tokens: torch.Tensor  # index of each sequence's first token, (N,)
@@ -116,9 +116,9 @@ class SnugBertBatch:
     # Whether the batch keeps its padding, so that T = B x L. This is the case with a 4-D mask, and in a traced model
     # (compiled, exported), where shapes must not depend on the mask.
     padded: bool = False
-    attention_mask: torch.Tensor | None = None  # of the scores if `padded`. Otherwise `cu_seq_lens` is enough
+    attention_mask: torch.Tensor | None = None  # mask of the scores if `padded`. Otherwise `cu_seq_lens` is enough
     token_mask: torch.Tensor | None = None  # True at tokens, False at padding, if `padded` and known, (B, L)
-    label_indices: torch.Tensor | None = None  # of each labeled token in the row, (M,). None: unknown
+    label_indices: torch.Tensor | None = None  # index of each labeled token in the row, (M,). None: unknown
     first_padding: int | None = None  # the first sequence of padding in a filled row. None: unknown
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
@@ -139,8 +139,8 @@ class SnugBertBatch:
         return values
 
     def sequence_layout(self) -> tuple[torch.Tensor, tuple[int, int]]:
-        """Returns a layout with one row per sequence: the index of each token in the flattened layout, (T,), and its
-        shape. This is the caller's shape if the batch was padded, else (N, `max_length`).
+        """Returns a layout with one row per sequence: the index of each token in the flattened layout, (T,), and the
+        layout's shape. This is the caller's shape if the batch was padded, else (N, `max_length`).
         """
         order = torch.arange(self.inputs.shape[1], device=self.cu_seq_lens.device)
         if self.num_sequences == self.shape[0]:
@@ -167,7 +167,7 @@ class SnugBertBatch:
         return scatter(values.squeeze(0), token_indices, shape, fill)
 
     def layer_mask(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns the mask that stock BERT gives its layers, for layers that are not SnugBERT's.
+        """Returns the mask that stock BERT passes to its layers, for layers from other code than SnugBERT.
 
         The mask is added to the scores of the caller's layout. Tokens attend to the tokens of their sequence. At
         padding, where outputs are undefined, padding attends to padding. A 4-D mask of the caller is returned as it
@@ -380,7 +380,7 @@ def _padded_batch(
     token_mask = _check_mask(attention_mask, (B, config.num_attention_heads, L))
     if position_ids is None:
         position_ids = make_positions(config, inputs)
-    elif attention_mask is None:  # a mask shows that each row is a sequence, and a 4-D mask may separate several
+    elif attention_mask is None:  # with a mask, each row is a sequence, or a 4-D mask separates several
         _refuse_packed_rows(position_ids)
     _check_length(L, config)
     starts = torch.arange(B + 1, dtype=torch.int32, device=inputs.device) * L
@@ -451,7 +451,7 @@ def _check_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int, int]
 def _refuse_packed_rows(position_ids: torch.Tensor) -> None:
     """Refuses several sequences in one row without boundaries, because they would attend to each other.
 
-    In such a row, each position is the one before plus 1, or the smallest one. Positions decrease, and later increase.
+    In such a row, each position is the previous one plus 1, or the smallest. After a drop, positions increase again.
     """
     if is_tracing():
         return
@@ -527,7 +527,7 @@ def attention_arguments(
         }
     starts = batch.cu_seq_lens
     query_starts = starts if query_indices is None else torch.searchsorted(query_indices, starts, out_int32=True)
-    # A first token counts twice if it is labeled, and once more for each empty sequence before it.
+    # A sequence's first token is a query twice if it is labeled, and once more for each empty sequence before it.
     repeated = 0 if query_indices is None else batch.num_sequences
     return {
         "cu_seq_lens_q": query_starts,

@@ -51,7 +51,7 @@ class Progress(tqdm):
             self.n = self.last_print_n = done
 
     def move_to(self, done: int) -> None:
-        """Shows that `done` of the work is done."""
+        """Shows that `done` units of the work are complete."""
         if self.counts:
             self.set_postfix(self.counts, refresh=False)
         self.update(done - self.n)

@@ -18,7 +18,7 @@ for _auto_class, _model_class in AUTO_CLASSES.items():
     _model_class.register_for_auto_class(_auto_class)
 for _model_class in OTHER_PRETRAINING_MODELS:
     _model_class.register_for_auto_class("AutoModelForPreTraining")
-# `register` takes one class per configuration. Of several classes, `architectures` in the configuration chooses one.
+# An Auto class registers one class per configuration. This mapping takes several, and `architectures` chooses one.
 transformers.MODEL_FOR_PRETRAINING_MAPPING.register(
     SnugBertConfig,
     (AUTO_CLASSES["AutoModelForPreTraining"], *OTHER_PRETRAINING_MODELS),  # type: ignore[arg-type]

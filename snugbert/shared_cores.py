@@ -5,8 +5,8 @@ for milliseconds first, because waking a thread is slow. On a quiet machine this
 one of the cores, a thread spins while the thread that it waits for has no core. Small models run ten thousand
 operations per second, and slow down to a third of their speed or less.
 
-libgomp has no function to change this while it runs. But it counts its threads, and if there are more than cores, all
-threads spin a thousand times shorter (`do_spin` in its config/linux/wait.h). So this module adds threads that sleep
+libgomp has no function to change this while it runs. But if it has more threads than cores, all threads spin
+for a thousandth of the time (`do_spin` in its config/linux/wait.h). So this module adds threads that sleep
 while other processes use the cores, and removes them afterwards. torch's threads share the work as before, so the
 results stay the same bit for bit. Other OpenMP libraries ignore the added threads.
 
@@ -31,7 +31,7 @@ USER_CHOICES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 LEAST_LOAD = 0.2
 ERROR = 0.01  # measurement error of the load, per core
 SECONDS = 1.0  # between measurements
-SECONDS_TO_START = 60.0  # for the added threads. They take milliseconds, and longer on a busy machine
+SECONDS_TO_START = 60.0  # for the added threads. They usually need milliseconds
 
 
 @cache  # one thread for the process, however many commands it runs
@@ -43,7 +43,7 @@ def share_cores() -> None:
     """
     if sys.platform != "linux" or USER_CHOICES & os.environ.keys() or torch.accelerator.is_available():
         return
-    import psutil  # not at the top, because `--help` needs no extra
+    import psutil  # not at the top, because `--help` works without this extra
 
     cores = os.sched_getaffinity(0)
     # In some containers, /proc/stat numbers the cores differently.
@@ -55,7 +55,7 @@ def share_cores() -> None:
 def follow_loads(loads: Iterable[float], num_cores: int) -> None:
     """Stops spinning while other processes need cores that torch uses. Ends with `loads` or after the main thread.
 
-    `loads` is how many cores other processes use, measured again and again. `num_cores` are the cores of the process.
+    `loads` yields how many cores other processes use, measured again and again. The process may use `num_cores`.
     """
     start_spinning: Callable[[], None] | None = None
     try:

@@ -13,7 +13,7 @@ from transformers import TokenizersBackend
 
 # Longest sequence of all released BERT models, in tokens (Devlin et al., 2018, appendix A.2).
 MODEL_MAX_LENGTH = 512
-# A learned vocabulary gives them the ids 0 to 4, Google's 0 and 100 to 103. Tokenizers look them up by name.
+# Their ids are 0 to 4 in our vocabularies, and 0 and 100 to 103 in Google's. Tokenizers look them up by name.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -38,7 +38,7 @@ class SnugBertTokenizer(TokenizersBackend):
         tokenize_chinese_chars (`bool`, *optional*, defaults to `True`): Whether to make each Chinese character a word.
         strip_accents (`bool`, *optional*): Whether to remove accents. None: as `do_lower_case`.
 
-    A special token with another name that is not in the vocabulary is added to it, except `unk_token`.
+    Special tokens with other names are added to the vocabulary if it lacks them, except `unk_token`.
 
     Raises:
         ValueError: the vocabulary is missing, lacks a special token, contains a token twice or is not UTF-8.
@@ -128,7 +128,7 @@ def _read_vocabulary(file: Path) -> dict[str, int]:
             token = line.decode("utf-8").rstrip()
         except UnicodeDecodeError as error:
             raise ValueError(f"{file}, line {index + 1}: not UTF-8 ({error.reason}).") from error
-        if token in vocabulary:  # an id would have no token, and an added token would take another token's id
+        if token in vocabulary:  # otherwise an id has no token, and an added token takes another token's id
             raise ValueError(
                 f"{file}, line {index + 1}: {repr(token) if token else 'an empty line'} is already on line "
                 f"{vocabulary[token] + 1}. Replace this line with a new word. Removing a line would change later ids."

@@ -1,4 +1,4 @@
-"""How dataclasses declare the arguments of commands, their allowed values, and arguments that many commands share."""
+"""Dataclass fields that declare the arguments of commands, checks of their values, and arguments of many commands."""
 
 import inspect
 import math
@@ -31,9 +31,9 @@ class Range(NamedTuple):
 
 COUNT, NOT_NEGATIVE, POSITIVE = Range(1), Range(0), Range(0, open_below=True)
 SHARE, POSITIVE_SHARE = Range(0, 1), Range(0, 1, open_below=True)
-SEED = Range(0, 2**32 - 1)  # of NumPy
+SEED = Range(0, 2**32 - 1)  # the seeds that NumPy accepts
 
-# Of the fields of TrainingArguments. torch and transformers refuse other values early, such as betas above 1.
+# Ranges for fields of TrainingArguments. torch and transformers check other fields early, such as the betas.
 BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 TRAINING_RANGES = {
     **dict.fromkeys((*BATCHES, "max_steps"), COUNT),
@@ -48,11 +48,11 @@ def argument(default: Any = MISSING, help: str = "", advanced: bool = False, **m
     """A field of a dataclass of arguments.
 
     Args:
-        default: a list is copied for each instance. If it is missing, the argument is required.
+        default: the default value. Without it, the argument is required. A list is copied for each instance.
         help: the text for `--help`. The parser adds the default if the text does not name it.
         advanced: whether only `--help-all` lists the argument.
-        metadata: `range`: the allowed numbers, a [`Range`]. `choices`: the allowed values. `positional`: it has no
-            flag. `opens_urls`: the command itself opens URLs.
+        metadata: `range`: the allowed numbers, a [`Range`]. `choices`: the allowed values. `positional`: whether
+            the argument has no flag. `opens_urls`: whether the command itself opens URLs.
     """
     metadata |= {"help": help, "advanced": advanced}
     if isinstance(default, list):
@@ -63,8 +63,8 @@ def argument(default: Any = MISSING, help: str = "", advanced: bool = False, **m
 def check_ranges(arguments: Any, **ranges: Range) -> None:
     """Checks that values are among their choices, and that numbers are finite and in their ranges.
 
-    Defaults are always allowed. With `max_steps`, `num_train_epochs` is not used and not checked. `max_grad_norm` may
-    be infinite: no clipping. `ranges` are ranges by argument name, in addition to the ranges of the fields.
+    Defaults are always allowed. If `max_steps` is set, `num_train_epochs` is unused and not checked. `max_grad_norm`
+    may be infinite, for no clipping. `ranges` maps argument names to ranges that replace the fields' own ranges.
     """
     for each in fields(arguments):
         name, value = each.name, getattr(arguments, each.name, None)
@@ -82,7 +82,7 @@ def check_ranges(arguments: Any, **ranges: Range) -> None:
 
 
 def complete_lists(arguments: Any) -> None:
-    """Converts one path, or another iterable of paths, to a list of strings in each argument that takes a list."""
+    """In each argument that takes a list, converts a single path or an iterable of paths to a list of strings."""
     for each in fields(arguments):
         value = getattr(arguments, each.name)
         if "list[str]" in str(each.type) and value is not None:
@@ -91,9 +91,9 @@ def complete_lists(arguments: Any) -> None:
 
 
 class InitSignature:
-    """The attribute `__signature__` of a class, which completion and `help` show: the arguments of `__init__`.
+    """The `__signature__` of a class, shown by completion and `help`: the arguments of its `__init__`.
 
-    For a class with an attribute `arguments`, a dataclass, these are its fields, as keywords.
+    If the class has an attribute `arguments`, a dataclass, the signature shows that dataclass's fields as keywords.
     """
 
     def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
@@ -111,7 +111,7 @@ class OverwriteArguments:
 
 @dataclass(kw_only=True)
 class ConvertedArguments(OverwriteArguments):
-    """Which checkpoint to convert or export, and where to."""
+    """Which checkpoint to convert or export, and where to write the result."""
 
     help_group: ClassVar[str] = "more"
 

@@ -14,10 +14,10 @@ from snugbert.cli.arguments import NOT_NEGATIVE, InitSignature, argument
 from snugbert.cli.old_arguments import REMOVED, translate
 from snugbert.errors import InputError, explain_choice
 
-# Processes that make batches, for each GPU. They start again in each epoch. With `dataloader_persistent_workers`,
-# Trainer would keep the loader of the first validation set and use it for all validation sets.
+# Processes that make batches, for each GPU. They restart in each epoch, because with `dataloader_persistent_workers`,
+# Trainer would reuse the loader of the first validation set for all validation sets.
 DATA_WORKERS = 4
-# Ways of training that are refused, and what to use instead.
+# Unsupported ways of training, and what to use instead.
 UNSUPPORTED = {
     "fsdp": "under DDP, BERT-large needs 5.4 GB plus activations",
     "deepspeed": "torchrun and accelerate launch train with DDP, which replicates the model on each GPU",
@@ -32,10 +32,10 @@ PRECISIONS = {
 
 
 class TranslatesArguments(type):
-    """A class whose calls may use argument names of transformers 4."""
+    """A metaclass that lets constructors accept the argument names of transformers 4."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes an instance."""
+        """Creates an instance from arguments with old or new names."""
         for name in kwargs.keys() & REMOVED:
             raise TypeError(f"{cls.__name__}: no argument {name!r}. {REMOVED[name]}")
         return super().__call__(*args, **translate(kwargs))
@@ -55,7 +55,7 @@ class DeviceArguments(TrainingArguments, metaclass=TranslatesArguments):
     given: ClassVar[tuple[str, ...]] = ()  # names of the arguments that the user gave
 
     bf16: bool | None = argument(  # type: ignore[assignment]
-        None, "Compute in bfloat16. Weights stay in float32. Default: true if the GPU or CPU has it."
+        None, "Compute in bfloat16. Weights stay in float32. Default: true where supported."
     )
     torch_compile: bool | None = argument(  # type: ignore[assignment]
         None, "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning."
@@ -89,16 +89,16 @@ class DeviceArguments(TrainingArguments, metaclass=TranslatesArguments):
         if self.report_to:
             check_reporters([self.report_to] if isinstance(self.report_to, str) else self.report_to)
         for name in UNSUPPORTED:
-            if str(getattr(self, name) or False).lower() != "false":  # in a YAML file, true and false are words
+            if str(getattr(self, name) or False).lower() != "false":  # true and false in a YAML file are read as text
                 raise InputError(f"--{name} is not supported. Remove the flag: {UNSUPPORTED[name]}.")
             setattr(self, name, None)
         if self.save_on_each_node:
             raise InputError("--save_on_each_node is not supported. Use an --output_dir that all machines share.")
-        # The filter would hide losses that are not finite, which end the run, and wait for the device in every batch.
+        # The filter hides NaN and infinite losses, which must end the run. It also waits for the device in each batch.
         self.logging_nan_inf_filter = False
         if self.ddp_find_unused_parameters is None:
             self.ddp_find_unused_parameters = False  # losses use all parameters, except in phases without pairs
-        if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
+        if self.bf16 is None and not self.fp16:  # set by `accelerate launch --mixed_precision`
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"
         if self.bf16 is None and (self.is_on_cpu or not torch.accelerator.is_available()):
@@ -112,7 +112,7 @@ class DeviceArguments(TrainingArguments, metaclass=TranslatesArguments):
             self.dataloader_pin_memory = False  # without a device, torch would warn in every epoch
         started = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1  # by a launcher
         if started > 1 and self.is_on_cpu and not dist.is_initialized():
-            # transformers (5.23) would connect processes on a CPU without `ddp_timeout`.
+            # transformers (5.23) would ignore `ddp_timeout` when it connects processes on a CPU.
             dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
         super().__post_init__()
         if self.uses_cuda and self.dataloader_pin_memory:
@@ -144,22 +144,22 @@ class DeviceArguments(TrainingArguments, metaclass=TranslatesArguments):
 
 
 def has_bfloat16_units() -> bool:
-    """Whether the CPU multiplies in bfloat16. `mini` then pretrains 1.7 times as fast as in float32, on two cores."""
+    """Whether the CPU multiplies in bfloat16. On two cores, `mini` then pretrains 1.7 times as fast as in float32."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda: bool) -> tuple[bool, bool]:
-    """Returns `bf16` and `tf32`, chosen where the user gave None. Called with its result, it returns them unchanged.
+    """Returns `bf16` and `tf32`, and chooses the values that the user left at None. Chosen values are not changed.
 
     - `bf16`: true on GPUs that compute in bfloat16 (Ampere and newer), unless the user gives `fp16` or `tf32`.
-    - `tf32`: true on GPUs with TF32 (Ampere and newer), with `fp16`. `bf16=False` alone means float32, without TF32.
+    - `tf32`: true with `fp16` on GPUs with TF32 (Ampere and newer). `bf16=False` alone means float32, without TF32.
 
     Without a CUDA GPU, nothing is chosen.
     """
     if uses_cuda and tf32 is None:
         if bf16 is None:
             bf16 = not fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
-        # NVIDIA's GPUs since Ampere, which all have bfloat16, too.
+        # NVIDIA's GPUs since Ampere have TF32. All of them have bfloat16, too.
         tf32 = fp16 and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
     return bool(bf16), bool(tf32)
 
@@ -189,8 +189,8 @@ def apply_tf32(args: TrainingArguments) -> None:
 
 
 def check_reporters(names: list[str]) -> None:
-    """Checks that the reporters of `--report_to` are known and installed. A run would fail only after minutes."""
-    from transformers.integrations import integration_utils  # takes seconds
+    """Checks that the reporters of `--report_to` are known and installed. Trainer would check this minutes later."""
+    from transformers.integrations import integration_utils  # this import takes seconds
 
     installed = ("all", "none", "flyte", *integration_utils.get_available_reporting_integrations())  # omits flyte
     for name in names:

@@ -18,8 +18,8 @@ from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
 from snugbert.storage.uploads import find_output, write_output
 from snugbert_cli import COMMANDS
 
-# Modules that read command lines, files, models and datasets. Errors whose classes they define are about the input,
-# and so are the ValueErrors that they raise. A ValueError of other code is a bug.
+# Modules that read command lines, files, models and datasets. Error classes that they define, and ValueErrors that
+# they raise, are problems of the input. A ValueError from other code is a bug.
 READERS = (
     "_csv",
     "argparse",
@@ -33,7 +33,7 @@ READERS = (
     "optuna",
     "pandas.errors",
     "pyarrow",
-    "safetensors",  # its error is probably a full disk
+    "safetensors",  # its error probably means a full disk
     "transformers.configuration_utils",
     "transformers.dynamic_module_utils",
     "transformers.models.auto",
@@ -43,7 +43,7 @@ READERS = (
     "zlib",
     "zstandard",
 )
-# Package -> extra, for packages that some uses of a command need.
+# Package -> the extra that installs it, for packages that only some uses of a command need.
 EXTRAS = {
     "tensorflow": "tensorflow",
     "sentence_transformers": "embeddings",
@@ -67,7 +67,7 @@ def run_command(name: str, arguments: list[str]) -> None:
 
 
 def run_and_report(name: str, arguments: list[str]) -> int:
-    """Runs a command. Prints an error of the input as one message, and returns the exit status."""
+    """Runs a command. Prints an error in the input as one message, and returns the exit status."""
     if sys.stderr is None or not sys.stderr.isatty():  # no progress bars in log files
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ[COMMAND] = name
@@ -89,7 +89,7 @@ def run_and_report(name: str, arguments: list[str]) -> int:
 
 
 def _explain(error: Exception, name: str) -> str:
-    """Returns the message of an error of the input or of a lost process. Empty if the error needs its traceback."""
+    """Returns the message for an error in the input or a lost process. Empty if the traceback should be printed."""
     if isinstance(error, ModuleNotFoundError):
         package = str(error.name).partition(".")[0]
         if error.name is None or package == "snugbert":
@@ -100,7 +100,7 @@ def _explain(error: Exception, name: str) -> str:
     if isinstance(error, RuntimeError):
         return _import("trainers.run.processes.explain_lost_process")(error) or ""
     if isinstance(error, InputError):
-        return str(error)  # its lines are a table
+        return str(error)  # its lines are not joined, because they may form a table
     if isinstance(error, BrokenPipeError) and sys.stdout is not None:
         sys.stdout.flush()  # raises again if stdout is the closed pipe
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
@@ -111,7 +111,7 @@ def _explain(error: Exception, name: str) -> str:
 
 
 def _is_from_reader(error: Exception) -> bool:
-    """Whether one of `READERS` defines the class of an error or raised a ValueError."""
+    """Whether one of `READERS` defines the error's class, or raised the error as a ValueError."""
     modules = [type(error).__module__]
     if isinstance(error, ValueError | EOFError):
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -137,7 +137,7 @@ def _leave_process_group() -> None:
 
 
 def abandon_process_group(status: int) -> None:
-    """Ends a failed process of several at once. At exit, gloo could make all of them wait for each other forever."""
+    """If a run has several processes, ends a failed one at once. On normal exit, gloo could make all wait forever."""
     if _is_one_of_several():
         if sys.stderr is not None:
             sys.stderr.flush()

@@ -1,9 +1,9 @@
-"""Arguments of transformers 4.40 to 4.57 and of its scripts that 5.23 lacks: their new names, or what to do."""
+"""Arguments that transformers 4.40 to 4.57 or its scripts had and 5.23 lacks: their new names, or what to do."""
 
 from collections.abc import Container, Mapping
 from typing import Any
 
-# Arguments with the same values. A `warmup_steps` below 1 is a share of the steps.
+# Renamed arguments, which take the same values as before. A `warmup_steps` below 1 is a share of the steps.
 NEW_NAMES = {
     "warmup_ratio": "warmup_steps",
     "evaluation_strategy": "eval_strategy",
@@ -44,9 +44,9 @@ REMOVED = {name: remedy for names, remedy in REMEDIES.items() for name in names}
 
 
 def translate(arguments: Mapping[str, Any], line: Container[str] = ()) -> dict[str, Any]:
-    """Returns arguments with new names. An old name counts if the new name is missing, or has a value such as 0.
+    """Returns the arguments with new names. An old name is used if the new one is missing, or is 0 or false.
 
-    `line`: names on a command line. They count before names from a file.
+    `line`: names on the command line, which take precedence over names from a file.
     """
     old = [name for name in arguments if name in RENAMED]
     translated = {name: value for name, value in arguments.items() if name not in old}

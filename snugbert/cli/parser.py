@@ -48,14 +48,14 @@ TRAINING_HELP = {
     "push_to_hub": "Upload the model and its card to the Hub.",
 }
 TRAINING_FIELDS = {field.name for field in fields(TrainingArguments)}
-# Flags of the group "output" begin with one of these.
+# Flags in the help group "output" begin with one of these prefixes.
 OUTPUT_PREFIXES = ("output_", "overwrite_", "update_", "logging_", "save_", "report_", "resume_", "push_", "hub_")
 GROUPS = ("data", "tokenizer", "model", "training", "output", "more")
 MORE_HELP = "--config FILE.yaml reads the same arguments. --help-all lists all arguments."
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Formats an argument as its first flag, without its short forms, and its help."""
+    """Shows each argument as its first flag and its help, without short flags."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=42, width=119)
@@ -65,10 +65,10 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class ArgumentParser(HfArgumentParser):
-    """`HfArgumentParser` with a short `--help`. Errors are an [`InputError`] instead of a hundred lines of usage.
+    """`HfArgumentParser` with a short `--help`. Errors raise an [`InputError`] instead of printing a hundred lines.
 
-    It reads the metadata that [`argument`] adds to a field. `help_group` of a dataclass is the title of its group.
-    Values that were not given are missing from the result, so that the dataclasses choose their own defaults.
+    It reads the metadata that [`argument`] adds to a field. A dataclass's `help_group` is its title in the help.
+    The result contains only the arguments that were given, so that the dataclasses choose their own defaults.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ArgumentParser(HfArgumentParser):
         **options: Any,
     ) -> Action:
         """Adds an argument, as in argparse, with the additional metadata of its field."""
-        is_opposite = options.get("action") == "store_false"  # HfArgumentParser's. Ours is below
+        is_opposite = options.get("action") == "store_false"  # HfArgumentParser's `--no_...`. Ours is added below
         if options.get("type") is string_to_bool:  # `--bf16` alone means true, even if its default is None
             options |= {"nargs": "?", "const": True}
         if positional:
@@ -120,7 +120,7 @@ class ArgumentParser(HfArgumentParser):
             del options["required"]  # argparse always requires positional arguments
         group = self.groups["output" if names[0].removeprefix("--").startswith(OUTPUT_PREFIXES) else self.group]
         action = group.add_argument(*names, **options)
-        for old in (old for old, new in RENAMED.items() if names[0] == f"--{new}"):  # `translate` renames the values
+        for old in (old for old, new in RENAMED.items() if names[0] == f"--{new}"):  # see `translate`
             flags = (f"--{old}", f"--{old.replace('_', '-')}")
             kind = {"type": string_to_bool, "nargs": "?", "const": True} if old in SWITCHES else options
             group.add_argument(*flags, **kind | {"default": SUPPRESS, "help": SUPPRESS})
@@ -144,7 +144,7 @@ class ArgumentParser(HfArgumentParser):
         return super().format_help() + more
 
     def check_flags(self, argv: list[str], where: str = "") -> None:
-        """Suggests a flag for the first unknown flag of a command line. `where`: the file that contains the line."""
+        """Raises an error for the first unknown flag, and suggests a similar one. `where`: the file that has it."""
         known = sorted({flag.removeprefix("--").replace("-", "_") for flag in self._option_string_actions})
         for word in argv:
             flag = word.partition("=")[0]  # a value may begin with two hyphens
@@ -155,7 +155,7 @@ class ArgumentParser(HfArgumentParser):
                 self.error(f"{where}unknown argument {flag}.{did_you_mean(name, known, prefix='--')}")
 
     def parse_given(self, argv: list[str]) -> dict[str, Any]:
-        """Returns the arguments of a command line and of the files that `--config` names, by their names."""
+        """Returns the arguments, by name, of a command line and of the files that `--config` names."""
         finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         finder.add_argument("--config", action="append", default=[])
         found, argv = finder.parse_known_args(argv)
@@ -167,7 +167,7 @@ class ArgumentParser(HfArgumentParser):
         return translate(vars(self.parse_args(from_files + argv)), line)
 
     def _read_config(self, name: str) -> list[str]:
-        """Returns the arguments in a YAML or JSON file as a command line. Values stay text: `no` is not False."""
+        """Returns the arguments in a YAML or JSON file as a command line. Values stay text."""
         texts, parsed = _read_yaml(name)
         argv = []
         for argument, value in texts.items():
@@ -201,7 +201,7 @@ class ArgumentParser(HfArgumentParser):
 
 
 def _read_yaml(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the values of a YAML or JSON file as text, and as Python's types."""
+    """Returns the values of a YAML or JSON file twice: as text, and as Python's types."""
     try:
         text = Path(name).read_text(encoding="utf-8")
         texts, parsed = (yaml.load(text, loader) or {} for loader in (yaml.BaseLoader, yaml.SafeLoader))
@@ -230,7 +230,7 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Reads `argv`, and the files that `--config` names, into one instance of each dataclass.
 
-    The constructors only get the arguments that were given, and local paths instead of URLs, see [`_replace_urls`].
+    The constructors get only the arguments that were given. [`_replace_urls`] replaces URLs by local paths.
     """
     parser = ArgumentParser(dataclass_types, prog, description, example, shows_everything="--help-all" in argv)
     given = parser.parse_given(argv)

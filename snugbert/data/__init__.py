@@ -1,1 +1,1 @@
-"""What is read: text, tables, the prepared corpus, packed batches."""
+"""Reading data: text, tables, prepared corpora, packed batches."""

@@ -1,7 +1,7 @@
-"""Sentences with a tag for each word, in CoNLL columns or JSON lines: reads them, and writes them with other tags.
+"""Reads sentences with a tag for each word, from CoNLL columns or JSON lines, and writes them with new tags.
 
-A written CoNLL file keeps its separators, line ends, other columns, comments and -DOCSTART- lines: if no tag changes,
-nothing changes. Rows of JSON become JSON lines with their other values.
+Writing a CoNLL file changes only the tags. It keeps separators, line ends, other columns, comments and -DOCSTART-
+lines. JSON rows keep their other values.
 """
 
 import json
@@ -18,7 +18,7 @@ from snugbert.errors import InputError, format_count, list_columns
 
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 COMMENT = "# "  # as in CoNLL-U
-ONLY_IDS = "%s: the first column has only numbers, and is read as words. If the words are in column 2, set %s 2."
+ONLY_IDS = "%s: the first column, read as words, has only numbers. If the words are in column 2, set %s 2."
 FORM = 'A row has "tokens" and "tags", one tag per word, or "text" and "entities", such as [[0, 3, "PER"]].'
 WORD_ID = re.compile(r"[0-9]+([-.][0-9]+)?")  # of CoNLL-U: a number, a range or a decimal
 
@@ -30,8 +30,8 @@ class Sentence(NamedTuple):
 
     words: list[str]
     tags: list[str] | None  # one per word. None: not labeled
-    row: int  # in the source. In a CoNLL file, the line of the first word
-    document: str | int | None = None  # an id, equal for neighboring sentences of a document. None: unknown
+    row: int  # row number in the source. In a CoNLL file, the line number of the first word
+    document: str | int | None = None  # id of the document, compared only between neighbors. None: unknown
 
 
 # --- reading columns --------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def read_conll(
     word_column = word_column or 1
     # Other white space, such as a no-break space, can be part of a word.
     stripped = (line.strip("\r\n ") for line in lines)
-    columns, tabs = 0, False  # of the first word
+    columns, tabs = 0, False  # of the first line with a word
     head = []
     for first, line in enumerate(stripped, start=1):
         head.append(line)
@@ -138,8 +138,8 @@ def read_records(
 ) -> Iterator[Sentence]:
     """Reads sentences from JSON lines or a dataset. A row has a list of words and a list of tags or class ids.
 
-    Words are in `text_column`, by default "tokens". Each row uses the first of `tag_columns` and `document_columns`
-    that it contains. Every sentence must have tags if `labeled`, and a document id if `in_documents`.
+    Words are in `text_column`, by default "tokens". From `tag_columns` and from `document_columns`, each row uses the
+    first column that it contains. Every sentence must have tags if `labeled`, and a document id if `in_documents`.
     """
     for row, values in read_rows(data):
         where = f"{source}, row {row}"
@@ -183,9 +183,9 @@ def tag_lines(
     tag_column: int | None = None,
     limited: bool = False,
 ) -> str:
-    """Returns the text of a CoNLL file with other tags.
+    """Returns the text of a CoNLL file with new tags.
 
-    The tags replace the tags of the source. A source without tags gets a last column, also in -DOCSTART- lines.
+    The tags replace the tags of the source. If the source has no tags, words and -DOCSTART- lines get a tag column.
     """
     changed = [*lines]
     for sentence, sentence_tags in zip(sentences, tags, strict=True):
@@ -224,9 +224,9 @@ def tag_records(
     tag_columns: Sequence[str],
     limited: bool = False,
 ) -> str:
-    """Returns JSON lines or a JSON list, as the source, with other tags. A row without tags gets a last key.
+    """Returns the rows with new tags, as JSON lines or a JSON list like the source. Rows without tags get a new key.
 
-    `tags`: of each sentence, or what else belongs into the first of `tag_columns` that a row has.
+    `tags`: for each sentence, its tags, or another value for the first of `tag_columns` that the row has.
     """
     text = "".join(lines)
     is_list = text.lstrip().startswith("[")

@@ -62,7 +62,7 @@ class PreparationArguments(TextArguments):
 
 @dataclass(kw_only=True)
 class ValidationArguments(PreparationArguments):
-    """Text to evaluate on, and its examples."""
+    """Text to evaluate on, and how to make examples from it."""
 
     validation_file: list[str] = argument(
         [], "Text to evaluate on: .txt, .jsonl (also .gz, .zst), .parquet.", opens_urls=True

@@ -83,7 +83,7 @@ def read_lines(files: Iterable[TextFile], text_column: str = "text", log: Readin
 def read_documents(
     files: Iterable[TextFile], text_column: str = "text", log: ReadingLog | None = None
 ) -> Iterator[list[str]]:
-    """Yields the stripped lines of each document in files, in order, without empty ones. A file ends a document."""
+    """Yields the stripped lines of each document, without empty lines. The end of a file also ends a document."""
     log = log or ReadingLog()
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):

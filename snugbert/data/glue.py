@@ -9,7 +9,7 @@ GLUE_ON_THE_HUB = "nyu-mll/glue"
 class GlueTask(NamedTuple):
     """A GLUE task."""
 
-    folder: str  # in the GLUE data, and the name in reports, such as "SST-2"
+    folder: str  # name of the folder in the GLUE data, also used in reports, such as "SST-2"
     text_columns: tuple[str, ...]  # one for single sentences, two for pairs
     labels: tuple[str, ...] = ()  # in the order of their ids. Empty for regression
     main_metric: str = "accuracy"  # in table 1 of Devlin et al. (2018)
@@ -17,7 +17,7 @@ class GlueTask(NamedTuple):
     renamed_columns: dict[str, str] = {}  # column in the TSV files -> name in the datasets library
     headerless_columns: tuple[str, ...] = ()
     skips_torn_rows: bool = False
-    writes_label_ids: bool = False  # in the TSV files and for the leaderboard, instead of names
+    writes_label_ids: bool = False  # whether TSV files and the leaderboard have label ids instead of names
     # Split -> names of its TSV file without ".tsv". The first file that exists is read.
     files: dict[str, tuple[str, ...]] = {"train": ("train",), "validation": ("dev",), "test": ("test",)}
     leaderboard: dict[str, str] = {}  # test split -> name of the leaderboard's file. Default: `folder`
@@ -49,7 +49,7 @@ TASKS = {
             "validation_mismatched": ("dev_mismatched",),
             "test": ("test_matched",),
             "test_mismatched": ("test_mismatched",),
-            # The same examples in the same order. Only diagnostic-full has labels.
+            # These files have the same examples in the same order. Only diagnostic-full has labels.
             "test_diagnostic": (
                 *("diagnostic-full", "../diagnostic/diagnostic-full"),
                 *("diagnostic", "../diagnostic/diagnostic", "../AX/AX"),

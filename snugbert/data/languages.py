@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
 
-LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")  # ISO 639, and the region, the script or the variety
+LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")  # an ISO 639 code, then region, script or variety
 REGION = re.compile(r"-([a-z]{2}|[0-9]{3})$")
 DEFAULT = "en"  # the language of text if none is given or stored
 SEVERAL = "mul"  # ISO 639-2: several languages
@@ -37,10 +37,9 @@ def primary_language(code: str) -> str:
 
 
 def splitter_language(code: str) -> str:
-    """Returns the code for sentencex, without a region. sentencex supports scripts and varieties
-    (`zh-hans`), but only a few regions.
+    """Returns the code for sentencex, without a region, because sentencex supports only a few regions.
 
-    sentencex splits text in an unknown language by the rules of English.
+    It supports scripts and varieties, such as `zh-hans`, and splits unknown languages by the rules of English.
     """
     return REGION.sub("", code.lower().replace("_", "-"))
 
@@ -73,7 +72,7 @@ def stored_in_tokenizer(tokenizer: PreTrainedTokenizerBase, name: Any) -> Stored
 def stored_in_model(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str | None, tokenizer_name: str | None
 ) -> list[Stored]:
-    """Returns the languages of a checkpoint, and of its tokenizer if the checkpoint stores none, or of another one."""
+    """Returns the language of a checkpoint. If it stores none, or has another tokenizer, adds the tokenizer's."""
     language = None if name is None else read_language(config)
     stored: list[Stored] = [] if language is None else [(f"the checkpoint {name}", language)]
     if stored and tokenizer_name in (None, name):
@@ -82,7 +81,7 @@ def stored_in_model(
 
 
 def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
-    """Returns the language of a text: `--language`, or the first that the command's files store. None: unknown.
+    """Returns the language of a text: `--language`, or else the first that `stored` contains. None: unknown.
 
     Codes may differ in region, script or variety, such as `pt` and `pt-br`. A stored `mul` (several languages) is
     compatible with every language.

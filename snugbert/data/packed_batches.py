@@ -17,13 +17,13 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
 
 TOKEN_COLUMNS = ("input_ids", "token_type_ids", "attention_mask")
-NUM_WINDOWS = "num_windows"  # column of documents: how many windows each has
+NUM_WINDOWS = "num_windows"  # a column with one value per document: its number of windows
 KNOWN_COLUMNS = (*TOKEN_COLUMNS, *SEQUENCE_COLUMNS, NUM_WINDOWS)
 RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' default collator
 
 
 def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
-    """Concatenates sequences: `input_ids` and other columns with one value per token, each a list of arrays.
+    """Concatenates sequences. A column, such as `input_ids`, is a list of arrays with one value per token.
 
     Returns the columns (1, T); `position_ids` (1, T), which restart at 0 in each sequence; `cu_seq_lens_q` (N + 1,) in
     int32, the start of each sequence, then T; `max_length_q`, the length of the longest sequence; and
@@ -40,7 +40,7 @@ def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
         "cu_seq_lens_q": torch.from_numpy(offsets.astype(np.int32)),
         "max_length_q": int(lengths.max()),
     }
-    if "labels" in arrays:  # a GPU cannot find them without making the host wait
+    if "labels" in arrays:  # finding them on a GPU would make the host wait
         batch["label_indices"] = torch.from_numpy(np.flatnonzero(arrays["labels"] != IGNORE_INDEX))
     return batch
 
@@ -54,7 +54,7 @@ class SnugBertDataCollatorWithPacking:
 
     Args:
         pad_to_multiple_of: fills the row up to a multiple of this number of tokens, see [`pad_row`]. None: no padding.
-            For training only: in the evaluation of a plain Trainer, predictions would include the padding.
+            For training only: if a plain Trainer evaluates, predictions would include the padding.
         max_sequences: with `pad_to_multiple_of`, the largest number of examples in a batch. None: all batches have
             the same number.
     """
@@ -82,7 +82,7 @@ class SnugBertDataCollatorWithPacking:
             The batch, as in [`pack`]. Token labels are (1, T), sequence labels (N,), and multi-label targets
             (N, classes). Integers are int64 and floats float32. For multiple choice, N is examples x choices,
             `labels` has one label per example, and `num_choices` is added. For documents, N is the number of windows,
-            and `labels` and `num_windows` have one value per document. With `pad_to_multiple_of`, the batch is filled.
+            and `labels` and `num_windows` have one value per document. With `pad_to_multiple_of`, the row is padded.
         """
         columns = _to_columns(
             list(chain.from_iterable(item if isinstance(item, list) else [item] for item in features))
@@ -207,7 +207,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
 
     Examples are shuffled once, then grouped in this order, so grouping does not depend on length. With SST-2 (13
     tokens per example), items are 98.1 % full on average if `max_tokens` is 512, and 99.5 % if it is 4096. So all
-    batches can have one size at little cost:
+    batches can have the same size at little cost:
 
         items = TokenBudgetDataset(dataset, max_tokens=4096)
         data_collator=SnugBertDataCollatorWithPacking(pad_to_multiple_of=4096, max_sequences=items.max_examples)
@@ -253,7 +253,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
 
 
 def count_tokens(dataset: Any) -> np.ndarray:
-    """Counts the tokens of each example, over all its choices. *Shape:* (examples,)"""
+    """Counts the tokens of each example, including all its choices. *Shape:* (examples,)"""
     features = (dataset[row] for row in range(len(dataset)))
     if isinstance(dataset, datasets.Dataset) and "input_ids" in dataset.column_names:
         # Reading one column in batches is five times as fast as reading rows.

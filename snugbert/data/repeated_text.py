@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from snugbert.data.data_arguments import Deduplication
 
-# The report stops counting after this many different lines, in 0.3 GB of memory. --deduplicate has no limit.
+# The report stops counting after this many different lines, which take 0.3 GB of memory. --deduplicate has no limit.
 MOST_COUNTED = 2**22
 # If copies make up at least this share of the characters, the report says what to do. After the same number of steps,
 # the held-out loss with 10 % of copies equaled the loss without copies. With 50 and 90 %, the loss was higher

@@ -69,7 +69,7 @@ class ExampleArguments(DataArguments):
         "error", "Training and validation examples without a label: error, or skip them.", advanced=True
     )
     # BERT's limit. Batches have no padding, so a high limit costs nothing if all texts are shorter. A pair has three
-    # special tokens. With a smaller limit the tokenizer would not truncate at all.
+    # special tokens. With a limit below 3, the tokenizer would not truncate at all.
     max_seq_length: int = argument(
         512, "Maximum tokens of a text or pair. Longer texts are truncated.", range=Range(3)
     )
@@ -132,11 +132,11 @@ def describe_source(source: Path | str, config_name: str | None, split: str, num
 
 
 def name_dataset(name: str | None) -> tuple[str | None, str]:
-    """Returns the Hub name of a dataset, and its name in results and cards: the Hub name, or the folder's.
+    """Returns the Hub name of a dataset, and its name in results and cards: the Hub name, or the name of the folder.
 
-    The Hub name is None for a folder, which may have moved, and without a dataset.
+    The Hub name is None if the dataset is a folder, which users may move, or if `name` is None.
     """
-    from snugbert.card_snugbert import find_base_model  # the rules for names of models are the same
+    from snugbert.card_snugbert import find_base_model  # names of models follow the same rules
 
     return find_base_model(name)
 

@@ -82,7 +82,7 @@ def _read_object(file: Path) -> dict[str, Any] | None:
         try:
             content = parse_json(text or "null")
         except json.JSONDecodeError as error:
-            if error.msg != "Extra data":  # JSON lines
+            if error.msg != "Extra data":  # this error means JSON lines
                 raise
             return None
     return content if isinstance(content, dict) else None
@@ -147,9 +147,9 @@ def _read_answers(value: Any, where: str) -> list[tuple[str, int]]:
 def check_answers(questions: list[Question], name: str, training: bool, version_2: bool, skip: bool) -> list[Question]:
     """Checks that answers exist and are in their context at the given position, ignoring white space.
 
-    With `version_2`, questions may have no answer. With `skip`, an answer that is not at its position gets a warning.
-    Training drops such answers, and questions that have no answers left. Scoring keeps such answers, as in the
-    official scripts, because it compares only texts. Returns the questions, with each answer written as in the
+    With `version_2`, questions may have no answer. With `skip`, answers that are not at their position only cause a
+    warning. Training drops such answers, and questions that have no answers left. Scoring keeps such answers, as in
+    the official scripts, because it compares only texts. Returns the questions, with each answer written as in the
     context, without surrounding white space.
     """
     unanswered = [question for question in questions if not question.answers]
@@ -204,7 +204,7 @@ def can_be_scored(questions: list[Question]) -> bool:
 
 
 def find_answer(context: str, text: str, start: int) -> tuple[int, int] | None:
-    """Finds start and end of an answer at character `start` of the context, without white space around it, or None."""
+    """Returns the span of an answer at character `start` of the context, without surrounding white space, or None."""
     if not 0 <= start <= len(context):
         return None
     begin = start + len(text) - len(text.lstrip())

@@ -1,8 +1,8 @@
-"""Reads rows from TSV, CSV and JSON files, from datasets, and from DataFrames and lists that users of Python pass.
+"""Reads rows from TSV, CSV and JSON files, from datasets, and from DataFrames and lists in Python.
 
 Errors name the file and the line or row. The CSV and JSON readers of the datasets library are not used, because they
 guess types: "NA" becomes a missing value, "007" a number, and a text that looks like a date becomes a date. They also
-read rows with too many or too few cells.
+accept rows with too many or too few cells.
 """
 
 import csv
@@ -29,7 +29,7 @@ from snugbert.data.text_lines import (
 from snugbert.errors import InputError, format_count, list_columns, suggest_path
 from snugbert.files import parse_json
 
-NO_SEPARATOR = "\0"  # of CSV files with one column. Text has no such character
+NO_SEPARATOR = "\0"  # for CSV files with one column. Text does not contain this character
 # Separators of CSV files, by priority. In languages with a decimal comma, spreadsheets separate columns by semicolons.
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", NO_SEPARATOR: "a NUL"}
 JSON_FORM = (
@@ -54,11 +54,11 @@ def read_rows(
     column. JSON files contain one object per line, or a single list of objects.
 
     `headerless_columns` are the columns of a TSV or CSV file without a header. The file has a header if its first row
-    contains the last of these names, or if none are given. `log` handles bad rows. By default, they raise an error,
-    and so do broken CSV and, unless `on_bad_text` is "replace", bytes that are not UTF-8 in TSV and CSV files.
+    contains the last of these names, or if none are given. `log` handles bad rows, by default with an error.
+    Broken CSV is always an error. In TSV and CSV files, so is invalid UTF-8, unless `on_bad_text` is "replace".
 
-    Yields the number of the row, counted from 1 with the header and empty lines, and its values by column. TSV and CSV
-    values are strings. Class labels of a dataset become their names, and a missing label None.
+    Yields the number of the row and its values by column. Rows are counted from 1, including the header and empty
+    lines. TSV and CSV values are strings. Class ids of a dataset become names, and missing labels become None.
     """
     if isinstance(source, Dataset):
         return _read_dataset_rows(source)
@@ -99,12 +99,12 @@ def clean_label(text: str) -> str:
 def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
     row = 0
     with explaining_bad_data(lambda: f"the dataset, row {row + 1}"):  # Parquet can contain any bytes
-        for row, values in enumerate(dataset, start=1):  # a transform of the dataset may make other columns
+        for row, values in enumerate(dataset, start=1):  # a transform of the dataset may add columns
             yield row, {name: _name_classes(value, dataset.features.get(name)) for name, value in values.items()}
 
 
 def _name_classes(value: Any, feature: Any) -> Any:
-    """Returns the names of class ids. None: a label is missing. Test sets on the Hub write -1. Other values stay."""
+    """Replaces class ids by names, and missing labels (-1 in test sets on the Hub) by None. Keeps other values."""
     if isinstance(feature, List) and isinstance(feature.feature, ClassLabel) and value is not None:
         names = [_name_classes(each, feature.feature) for each in value]
         return None if None in names else names
@@ -173,7 +173,7 @@ def _read_cells(
 
 
 def read_json_rows(file: TextFile, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Reads the rows of a JSON file, also compressed. JSON lines are streamed. A single list is read as a whole."""
+    """Reads the rows of a JSON file, compressed or not. JSON lines are streamed. A single list is read as a whole."""
     log = log or ReadingLog()
     for row, value in _read_json_values(file, log):
         if isinstance(value, dict):
@@ -199,17 +199,17 @@ def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, An
             yield row, value
 
 
-# --- rows that users of Python pass -----------------------------------------------------------------------------
+# --- rows passed in Python --------------------------------------------------------------------------------------
 
 
 def make_source(data: Any, name: str) -> Path | Dataset:
-    """Returns a path as a `Path`, and any other rows as a `Dataset`. `name` is the argument's, for messages."""
+    """Converts a path to a `Path`, and other data to a `Dataset`. Messages call the argument `name`."""
     if isinstance(data, str | Path):
         if not Path(data).is_file():
             raise InputError(f"{name}: {data}: no such file.{suggest_path(str(data))}")
         return Path(data)
     if isinstance(data, Dataset):
-        return data if data.format["type"] == "custom" else data.with_format(None)  # a transform makes the columns
+        return data if data.format["type"] == "custom" else data.with_format(None)  # keeps a transform
     if _is_data_frame(data):
         check_header(name, [*data.columns])
         try:
@@ -232,7 +232,7 @@ def make_source(data: Any, name: str) -> Path | Dataset:
 def number_rows(data: Any, text_column: str | None, expected: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields the number of each row to predict, counted from 1, and its values.
 
-    `data` is a dataset, a DataFrame, an iterable of rows, or a single row. Texts belong to `text_column`.
+    `data` is a dataset, a DataFrame, an iterable of rows, or one row. A row that is a text belongs to `text_column`.
     """
     if isinstance(data, Dataset | IterableDataset) or _is_data_frame(data):
         return read_rows(make_source(data, "rows"))

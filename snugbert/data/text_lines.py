@@ -18,7 +18,7 @@ from snugbert.data.data_arguments import OnBadText
 from snugbert.errors import InputError, format_count, join_lines
 from snugbert.storage.urls import Entry, hide_credentials, open_file
 
-# Characters. One megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size in
+# In characters. A megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size in
 # memory. A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
 LONGEST_LINE = 2**26
 
@@ -27,10 +27,10 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @dataclass(frozen=True)
 class RemoteText:
-    """A text file in a bucket. It has the methods of `Path` that reading needs, and is read without a copy."""
+    """A text file in a bucket. It has the methods of `Path` that reading needs, and is streamed."""
 
     url: str = field(repr=False)  # may contain credentials. Messages and files use `str()` of this object
-    size: int  # this and the version, see [`Entry`], were read when the file was listed
+    size: int  # size and version come from the listing, see [`Entry`]
     version: str
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class RemoteText:
         return PurePosixPath(self.name).suffix
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        """Opens the file for reading bytes, whatever `mode` is. Another version than the listed one is an error."""
+        """Opens the file for reading bytes, whatever `mode` is. Fails if the version is not the listed one."""
         return open_file(self.url, Entry(self.size, self.version))
 
 
@@ -63,9 +63,9 @@ def measure_file(file: TextFile) -> int:
 
 
 def describe_bad_data(error: Exception, json_form: str = "") -> str:
-    """Says what a library found in bad data, and what to do. Raises errors with other causes again.
+    """Describes what a library found wrong in data, and what to do. Re-raises errors with other causes.
 
-    `json_form` is what to write into a file whose JSON was parsed. Empty: no JSON was parsed.
+    `json_form` describes the JSON that the file should contain. Empty: no JSON was parsed.
     """
     if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
         raise error
@@ -125,7 +125,7 @@ class ReadingLog:
         self._tell = lambda: 0
 
     def skip(self, amount: int) -> None:
-        """Adds text to `position` that is not read, because it was prepared earlier."""
+        """Adds text to `position` without reading it, because it was prepared earlier."""
         self._read_before += amount
 
     def leave_out(self, source: TextFile | str, place: str, problem: str) -> None:
@@ -172,7 +172,7 @@ def read_text_lines(file: TextFile, log: ReadingLog | None = None) -> Iterator[s
 
 
 def find_encoding(file: Path) -> str:
-    """Returns "utf-8-sig" if a file, also .gz or .zst, begins with a byte order mark, and "utf-8" otherwise."""
+    """Returns "utf-8-sig" if a file begins with a byte order mark, else "utf-8". Decompresses .gz and .zst."""
     with file.open("rb") as raw:
         begins_with_mark = _decompress(raw, file).read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
     return "utf-8-sig" if begins_with_mark else "utf-8"

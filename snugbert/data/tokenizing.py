@@ -24,8 +24,8 @@ from snugbert.files import hash_json
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Each process caches the tokens of words with up to this many characters in total, in about 100 MB. The words of 80
-# books have 2 million.
+# Each process caches the tokens of words with up to this many characters in total, in about 100 MB. The distinct
+# words of 80 books have 2 million characters.
 CACHED_CHARACTERS = 2**22
 PATIENCE = 5  # seconds between two checks that all processes are alive
 
@@ -35,11 +35,11 @@ class TokenizedDocuments:
     """A batch of tokenized documents. Documents and sentences without tokens are left out."""
 
     documents_read: int  # including empty documents
-    numbers: np.ndarray  # indices of the documents that are left. Shape: (documents,)
+    numbers: np.ndarray  # indices of the documents that are kept. Shape: (documents,)
     document_lengths: np.ndarray  # in sentences. Shape: (documents,)
     sentence_lengths: np.ndarray  # in tokens. Shape: (sentences,)
     tokens: np.ndarray  # token ids. Shape: (tokens,)
-    continues_word: np.ndarray | None  # the word of the token before. None: not requested. Shape: (tokens,)
+    continues_word: np.ndarray | None  # see `_find_continuations`. None: not requested. Shape: (tokens,)
 
 
 class DocumentTokenizer:
@@ -130,7 +130,7 @@ def _find_continuations(encoding: Encoding) -> np.ndarray:
 
 def _make_backend(definition: str) -> Tokenizer:
     tokenizer = Tokenizer.from_str(definition)
-    tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three tokens, not the special token
+    tokenizer.encode_special_tokens = True  # "[MASK]" in a text becomes three tokens, not the special token
     return tokenizer
 
 
@@ -190,7 +190,7 @@ def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_
 
 def _receive(future: Future[Result], executor: ProcessPoolExecutor) -> Result:
     while not wait([future], PATIENCE).done:
-        # Without this check, the rest of a result that a killed process began to send would be awaited forever.
+        # Without this check, a process that is killed while it sends a result would be awaited forever.
         if any(process.exitcode is not None for process in list(executor._processes.values())):
             _kill_workers(executor)
     return future.result()

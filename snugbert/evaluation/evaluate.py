@@ -31,11 +31,11 @@ from snugbert.shared_cores import share_cores
 from snugbert.trainers.run.log import set_up_logging
 
 RESULTS_NAME = "results.json"
-TITLES = ("PLL", "PLL, within-word left-to-right")  # of `VARIANTS`
+TITLES = ("PLL", "PLL, within-word left-to-right")  # titles of `VARIANTS`
 
 
 class _Section(NamedTuple):
-    """The report of an evaluation on one kind of data."""
+    """The report on one kind of data."""
 
     results: dict[str, Any]  # for results.json
     markdown: str  # for results.md
@@ -47,7 +47,7 @@ def evaluate_model(
 ) -> None:
     """Scores a model, prints the results and writes them."""
     set_up_logging()
-    transformers_logging.disable_progress_bar()  # for reading weights
+    transformers_logging.disable_progress_bar()  # the bar for reading weights
     share_cores()
     if not args.pairs_file and not text_args.validation_file:
         raise InputError("no data. Pass --pairs_file, --validation_file, or both.")
@@ -120,7 +120,7 @@ def _evaluate_pairs(
     scores = _load_and_score(partial(score_pairs, pairs=pairs), model_args, seed, required=["mask_token"])
     phenomena, paradigms = _make_pairs_tables(scores)
     print(f"{phenomena}\nTime: {format_duration(scores['seconds'])}\n")
-    # Several files are usually one benchmark, in a separate folder.
+    # Several files usually belong to one benchmark, which has its own folder.
     folders = sorted({file.resolve().parent.name for file in files})
     dataset = describe_file(files[0]) if len(files) == 1 else shorten(folders)
     return _Section(

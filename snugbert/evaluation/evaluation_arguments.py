@@ -17,14 +17,14 @@ class EvaluatedModelArguments(ModelArguments):
     def __post_init__(self):
         if self.model_name_or_path is not None and self.config_name is not None:
             raise InputError(
-                "--config_name (random weights) cannot be combined with --model_name_or_path. Remove one."
+                "--config_name (random weights) cannot be combined with --model_name_or_path. Remove one flag."
             )
         super().__post_init__()
 
 
 @dataclass
 class EvaluationArguments(OverwriteArguments):
-    """Which minimal pairs to score, and what to write."""
+    """Which minimal pairs to score, and where to write the results."""
 
     pairs_file: list[str] = argument(
         [], "Minimal pairs, files or glob patterns: .jsonl, .json, .csv, .tsv, .txt (also .gz, .zst)."

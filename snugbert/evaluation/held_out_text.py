@@ -1,7 +1,7 @@
 """Held-out text: masked token loss and accuracy, bits per character and next-sentence accuracy, next to baselines.
 
 The examples and their masks are the same as in `snugbert pretrain --validation_file`, so both commands report the same
-metrics. SnugBERT models get packed batches. Other models get the same examples in padded batches.
+metrics. SnugBERT models run packed batches. Other models run the same examples in padded batches.
 """
 
 import math
@@ -49,7 +49,7 @@ def score_text(
 
     Args:
         model: any masked language model of transformers. If it predicts sentence pairs as `BertForPreTraining` does,
-            the examples are pairs. Otherwise they are full sentences. It is switched to evaluation mode.
+            the examples are pairs. Otherwise they are full sentences. The model is switched to evaluation mode.
         tokenizer: the model's tokenizer.
         args: the text, and the length of the examples. The default language is the language that the checkpoint or
             the tokenizer stores, or English.
@@ -57,7 +57,7 @@ def score_text(
 
     Returns:
         The results as in `results.json`. `metrics` has `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and
-        with sentence pairs `nsp_loss` and `nsp_accuracy`. `baselines`: of [`compute_baselines`].
+        with sentence pairs `nsp_loss` and `nsp_accuracy`. `baselines`: from [`compute_baselines`].
     """
     limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
     if not SHORTEST_EXAMPLE <= args.max_seq_length <= limit:
@@ -111,7 +111,7 @@ def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> Pret
 def count_characters(data_args: PretrainingDataArguments) -> int:
     """Counts the characters of the validation text: of its lines, without line ends and the spaces around lines.
 
-    Characters do not depend on a tokenizer, and depend less than bytes on the script of the language.
+    The number of characters does not depend on a tokenizer, and depends less on the script than the number of bytes.
     """
     log = ReadingLog(data_args.on_bad_text)
     documents = read_documents(find_files(data_args.validation_file), data_args.text_column_name, log)
@@ -127,7 +127,7 @@ def score_examples(
 ) -> dict[str, float]:
     """Masks and scores the first examples of a dataset.
 
-    Models that take no attention mask get one example at a time.
+    Models without an attention mask run one example at a time.
     """
     collate = SnugBertDataCollatorForPretraining(tokenizer)
     is_own = isinstance(model, SnugBertPreTrainedModel)

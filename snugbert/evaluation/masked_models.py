@@ -42,7 +42,7 @@ def load_masked_model(
     """Loads a model with its masked token head, in float32 and in evaluation mode, on the accelerator if there is one.
 
     Checkpoints of the BERT family are loaded as SnugBERT, which computes the same outputs in less time. With
-    `sentence_pairs`, it also gets the head for pairs, if the checkpoint has one, as in `BertForPreTraining`. Without
+    `sentence_pairs`, the head for pairs is also loaded if the checkpoint has it, as in `BertForPreTraining`. Without
     `model_name_or_path`, the weights are random. `required` are special tokens that the tokenizer must have.
     """
     refuse_export(args.model_name_or_path)
@@ -93,7 +93,7 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
             try:
                 convert_family_config(values)
             except ValueError:
-                pass  # transformers runs models of the family that SnugBERT lacks, such as DeBERTa-v2-xlarge
+                pass  # transformers runs models that SnugBERT does not support, such as DeBERTa-v2-xlarge
             else:
                 return load_config(args, tokenizer)
         config = AutoConfig.from_pretrained(name, attn_implementation=args.attn_implementation, **args.hub)

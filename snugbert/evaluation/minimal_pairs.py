@@ -1,4 +1,4 @@
-"""Minimal pairs: two sentences that differ slightly. One is acceptable, and the model should find it more likely.
+"""Minimal pairs: two sentences that differ slightly. The model should find the acceptable sentence more likely.
 
 Pairs come from files such as BLiMP's (Warstadt et al., 2020) and Zorro's (Huebner et al., 2021). A tie is a wrong
 answer. As in BLiMP, accuracies are computed for each paradigm (`UID`), and all other accuracies are means over
@@ -32,7 +32,7 @@ class MinimalPair(NamedTuple):
     bad: str
     paradigm: str = "all"  # the kind of pair. By default the name of the file, with its folder if needed
     phenomenon: str = "all"  # what the paradigm tests. By default the paradigm
-    field: str | None = None  # of linguistics. None: unknown
+    field: str | None = None  # field of linguistics. None: unknown
     file: Path = Path("pairs")  # with `row`, for messages
     row: int = 0
 
@@ -94,7 +94,7 @@ def _read_label(values: dict[str, Any], column: str) -> str | None:
 def score_pairs(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[MinimalPair]
 ) -> dict[str, Any]:
-    """Scores a masked language model of transformers on minimal pairs. It should prefer the acceptable sentence.
+    """Scores a masked language model on minimal pairs. The model should prefer the acceptable sentence.
 
     The model is switched to evaluation mode.
 

@@ -3,7 +3,7 @@
 Variants, named as in minicons:
 
 - `original` (Salazar et al., 2020): only the scored token is masked.
-- `within_word_l2r` (Kauf and Ivanova, 2023): the later tokens of the same word are masked, too. Otherwise the end of a
+- `within_word_l2r` (Kauf and Ivanova, 2023): the later tokens of the same word are also masked. Otherwise the end of a
   rare word reveals its beginning.
 
 Special tokens are not scored. The tokenizer defines what a word is: for BERT, punctuation marks are words.
@@ -24,7 +24,7 @@ VARIANTS = ("original", "within_word_l2r")
 TOKENS_PER_BATCH = 4096
 TOKENS_ON_GPU = 16_384  # With 4,096 tokens, starting the kernels one by one takes longer than running them.
 SENTENCES_PER_CALL = 1000  # per call of the tokenizer
-INPUT_TOKENS_AT_ONCE = 2**18  # limits memory: a sentence of n tokens has about n masked copies of n tokens
+INPUT_TOKENS_AT_ONCE = 2**18  # limits memory: a sentence of n tokens has about n masked copies, n tokens each
 
 
 class EncodedSentence(NamedTuple):
@@ -49,7 +49,7 @@ def score_sentences(
 ) -> dict[str, np.ndarray]:
     """Returns the pseudo-log-likelihoods (nats, float64) of all sentences for each variant.
 
-    Sentences of the same length run together, so there is no padding. Equal inputs run once: a repeated sentence, two
+    Sentences of the same length run together, without padding. Equal inputs run once: a repeated sentence, two
     sentences that differ only in the masked token, and both variants for words of one token.
     """
     distinct = sorted(dict.fromkeys(sentences), key=lambda sentence: len(sentence.ids))

@@ -1,4 +1,4 @@
-"""Exports a model: converts it, lets the engine's converter write it, runs it, and writes the card.
+"""Exports a model: converts it, writes it with the engine's converter, runs it, and writes the card.
 
 The original and the export are compared on texts of all lengths. Shapes: B texts of at most L tokens.
 """
@@ -116,7 +116,7 @@ def _write_export(
     stock_dtype = torch.float16 if to == "bert" and dtype == "float16" else torch.float32
     converted = convert_model(source, written, family, dtype=stock_dtype)
     if converted.tokenizer is None:
-        raise InputError(f"{source}: no tokenizer. The check of the outputs needs one. Add the tokenizer.")
+        raise InputError(f"{source}: no tokenizer. Add the tokenizer, which the check of the outputs needs.")
     model = _load_model(checkpoint, keep_pooler=not read_modules(source))
     tokenizer, names = _load_tokenizer(written, has_segments=checkpoint.config.type_vocab_size > 1)
     limit = max_tokens(model, tokenizer)
@@ -152,7 +152,7 @@ def _write_export(
         size=sum(file.stat().st_size for file in written.glob("model*.safetensors" if to == "bert" else f"{to}/*")),
         difference=difference,
         num_texts=len(texts),
-        notes=converted.notes if to == "bert" else [],  # which are about stock BERT
+        notes=converted.notes if to == "bert" else [],  # these notes are about stock BERT
     )
 
 
@@ -198,7 +198,7 @@ She did not like the film at first, yet by the end she was crying and laughing, 
 """
 BATCH_SIZE = 32
 READ_ALONE = ("Model", "ForMaskedLM", "ForTokenClassification", "ForReplacedTokenDetection")  # heads without pairs
-SHORTEST = 12  # there are texts of every length up to this many tokens
+SHORTEST = 12  # texts have every length up to this many tokens
 GROWTH = 1.25  # each longer length is about this many times the previous length
 
 
@@ -213,7 +213,7 @@ def make_texts(tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[str]
         lengths.append(int(lengths[-1] * GROWTH))
     texts = []
     for index, length in enumerate([*lengths, *lengths]):
-        start = (37 * index) % len(offsets)  # starts at other words each time
+        start = (37 * index) % len(offsets)  # starts at a different word each time
         repeated = PASSAGE[offsets[start][0] :] + PASSAGE * (length // len(offsets) + 1)
         rounds, last = divmod(start + length - 1, len(ends))
         texts.append(repeated[: rounds * len(PASSAGE) + ends[last] - offsets[start][0]].strip())
@@ -240,10 +240,10 @@ def make_batches(
     """Returns padded batches of the texts, in order.
 
     If the head reads pairs, every second text is paired with the next text, and every text for question answering.
-    Multiple choice gets the next three texts as choices. `names` are the inputs to include.
+    For multiple choice, the next three texts are the choices. `names` are the inputs to include.
     """
     options: dict[str, Any] = {"truncation": "longest_first", "max_length": max_length}
-    features: list[list[Any]] = []  # of each text: one encoding, or one per choice
+    features: list[list[Any]] = []  # for each text, one encoding, or one per choice
     for index, text in enumerate(texts):
         partners: list[str | None] = [texts[(index + step) % len(texts)] for step in (1, 2, 3)]
         if head != "ForMultipleChoice":

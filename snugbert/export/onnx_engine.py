@@ -32,7 +32,7 @@ def write(
     """Writes a SnugBERT model in float32, in evaluation mode, with eager attention.
 
     In float16, inputs and outputs keep their types. In int8, weights have one scale per column. Activations are
-    quantized at run time, or with `calibration` by ranges that are measured once.
+    quantized at run time or, with `calibration`, by ranges that are measured once.
     """
     file = folder / ONNX_FILE
     file.parent.mkdir()

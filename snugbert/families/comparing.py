@@ -38,8 +38,8 @@ def find_difference(outputs: Iterable[tuple[Batch, Outputs, Outputs]], head: str
     """Computes the largest difference between the outputs of two models, without padding.
 
     `outputs`: for each batch, its inputs, the outputs of the original model, and the outputs of the other model.
-    Returns the absolute and the relative difference: divided by the largest value of the output, or by 1 if that is
-    smaller. Both are infinite if an output is not finite.
+    Returns the absolute difference, and the relative difference: divided by the largest value of the output, or by 1
+    if no value is larger. Both are infinite if an output is not finite.
     """
     differences: dict[str, float] = {}
     largest: dict[str, float] = {}

@@ -44,7 +44,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "merges.txt",
 )
-# Folders that `snugbert export` writes. The output replaces these folders, too, because servers would prefer them.
+# Folders that `snugbert export` writes. The output also replaces these folders, because servers prefer their models.
 ENGINE_FOLDERS = ("onnx", "openvino")
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last. The last files are the code of a SnugBERT folder.
@@ -72,10 +72,10 @@ class Conversion:
     model_class: str
     parameters: int
     dtype: str
-    size: int  # of the weight files, in bytes
+    size: int  # bytes of the weight files
     files: int
     tokenizer: str | None  # class of the tokenizer. None: the source has none
-    difference: float  # between outputs of source and result, in float64
+    difference: float  # largest difference between outputs of source and result, in float64
     notes: list[str]
 
 
@@ -117,13 +117,13 @@ def convert_model(
         to: one of `CONVERTED_TYPES`. A SnugBERT folder contains SnugBERT's code, and loads with
             `trust_remote_code=True`. The other types need transformers only.
         dtype: dtype of the weights: "float32", "float16" or "bfloat16". None: the widest dtype in the source.
-        max_position_embeddings: maximum number of tokens of the new model, see [`extend_positions`]. The tokenizer and
-            sentence-transformers get the same limit. None: as in the source.
+        max_position_embeddings: maximum number of tokens of the new model, see [`extend_positions`]. The limit also
+            applies to the tokenizer and sentence-transformers. None: as in the source.
         max_shard_size: largest size of a weight file, for example `"5GB"`.
         do_lower_case: whether the tokenizer lowercases text. None: as in the source. If the source has only a
             `vocab.txt`, text is lowercased if all tokens are lowercase.
         overwrite_output_dir: whether to replace a model in `output_dir`.
-        revision, token, cache_dir: of a model on the Hub, as in `from_pretrained`.
+        revision, token, cache_dir: for a model on the Hub, as in `from_pretrained`.
 
     Raises:
         InputError: the source or the target does not support the model, `output_dir` cannot be written, or the outputs
@@ -209,9 +209,9 @@ def put_in_place(written: Path, output_dir: Path) -> None:
 
 
 def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dtype, inputs: Batch) -> float:
-    """Computes the largest difference of any output between source and result on a batch, both in float64.
+    """Computes the largest difference between the outputs of source and result on a batch, in float64.
 
-    transformers' own class loads the source from its own files. Stock BERT runs the weights of TensorFlow.
+    The source is loaded from its own files by its class in transformers. Stock BERT runs TensorFlow weights.
     """
     kind, head = checkpoint.kind, checkpoint.head
     source_class, model_class = CLASSES[kind][head], CLASSES[to][head]
@@ -236,7 +236,7 @@ def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dty
 
 
 def _example_batch(checkpoint: Checkpoint) -> Batch:
-    """Draws three sequences with padding, all segments, and positions up to the last. The seed is fixed."""
+    """Draws three sequences that cover padding, all segments and the last position. The seed is fixed."""
     config = checkpoint.config
     length = min(24, config.max_position_embeddings)
     shape = (1, 3, length) if checkpoint.head == "ForMultipleChoice" else (3, length)
@@ -257,7 +257,7 @@ def _adapt(inputs: Batch, checkpoint: Checkpoint, kind: str) -> Batch:
     inputs = dict(inputs)
     if kind == "distilbert":
         del inputs["token_type_ids"]
-        # DistilBERT's multiple choice head flattens all other inputs, but not positions.
+        # DistilBERT's multiple choice head flattens all inputs except positions.
         inputs["position_ids"] = inputs["position_ids"].reshape(-1, inputs["position_ids"].shape[-1])
     elif kind in ROBERTA_TYPES:
         assert checkpoint.config.pad_token_id is not None
@@ -274,7 +274,7 @@ def _convert_tokenizer(
     """Converts the tokenizer to a `tokenizer.json`. Returns its class name, or None if the source has no tokenizer.
 
     A WordPiece tokenizer becomes a `SnugBertTokenizer` or `BertTokenizer`. Any other tokenizer keeps its class. The
-    new tokenizer's limit is `max_length`. None: the smaller of the limits of the old tokenizer and the model.
+    new tokenizer's limit is `max_length`. None: the limit of the old tokenizer or of the model, whichever is smaller.
     """
     source = checkpoint.folder
     files = {name for name in TOKENIZER_FILES if (source / name).exists()}
@@ -301,12 +301,12 @@ def _convert_tokenizer(
     except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{source}: cannot load the tokenizer. {join_lines(error)}") from error
     check_words(before, str(source))
-    for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
+    for name in ("auto_map", "is_local", "local_files_only"):  # these settings belong to the source, or to this run
         tokenizer.init_kwargs.pop(name, None)
     if max_length is not None:
         tokenizer.model_max_length = max_length
         if tokenizer.is_fast:
-            tokenizer.backend_tokenizer.no_truncation()  # a tokenizer.json may store a limit of its own
+            tokenizer.backend_tokenizer.no_truncation()  # a tokenizer.json may store a different limit
     elif checkpoint.config.position_embedding_type != "relative":  # relative positions have no limit
         tokenizer.model_max_length = min(tokenizer.model_max_length, checkpoint.config.max_position_embeddings)
     tokenizer.save_pretrained(written)

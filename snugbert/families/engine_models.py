@@ -1,4 +1,4 @@
-"""Opens exported models: ONNX Runtime or OpenVINO computes in the place of a model of transformers.
+"""Opens exported models, which ONNX Runtime or OpenVINO runs in place of a transformers model.
 
 Shapes: B texts of at most L tokens, T tokens in a packed batch.
 """
@@ -16,18 +16,18 @@ from snugbert.errors import InputError
 from snugbert.families.comparing import TOKEN_OUTPUTS, Batch, Run
 
 ONNX_FILE, OPENVINO_FILE = "onnx/model.onnx", "openvino/openvino_model.xml"
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.index.json")  # of torch, next to which an export is not needed
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.index.json")  # torch weights, which are preferred to an export
 
 
 def find_export(folder: str | Path | None) -> Path | None:
-    """Returns the exported model in a folder without weights for torch. None: there is none."""
+    """Returns the exported model in a folder. None if there is none, or if the folder also has torch weights."""
     if folder is None or any(file for pattern in WEIGHTS for file in Path(folder).glob(pattern)):
         return None
     return next((file for name in (ONNX_FILE, OPENVINO_FILE) if (file := Path(folder) / name).is_file()), None)
 
 
 def refuse_export(name: str | None) -> None:
-    """Refuses an exported model where it would be trained, or needs other outputs."""
+    """Refuses an exported model, for commands that train it or need other outputs than predictions."""
     if find_export(name):
         raise InputError(f"{name} was exported and can only predict. Use the model that was exported.")
 
@@ -69,14 +69,14 @@ def open_openvino(file: Path) -> Run:
 
 
 class EngineModel(PreTrainedModel):
-    """Runs an engine in the place of a SnugBERT model. It reads padded and packed batches, and returns no loss."""
+    """Runs an exported model in place of a SnugBERT model. Takes padded and packed batches, and returns no loss."""
 
     _supports_sdpa = True  # the engine's own attention
 
     def __init__(self, config: PreTrainedConfig, run: Run):
         super().__init__(config)
         self.run = run
-        self.unused = torch.nn.Parameter(torch.zeros(()))  # names the device
+        self.unused = torch.nn.Parameter(torch.zeros(()))  # its device is the model's device
 
     def forward(
         self,
@@ -88,7 +88,7 @@ class EngineModel(PreTrainedModel):
         num_windows: torch.Tensor | None = None,
         **others: Any,
     ) -> ModelOutput:
-        """Returns the outputs by name, with the shapes of the SnugBERT model. The engine gets a padded batch."""
+        """Returns the outputs by name, with the shapes of the SnugBERT model. The engine computes a padded batch."""
         columns = {
             "input_ids": input_ids,
             "attention_mask": torch.ones_like(input_ids) if attention_mask is None else attention_mask,

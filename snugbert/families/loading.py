@@ -49,7 +49,7 @@ SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask
 GENERATOR_FOLDER = "generator"  # ELECTRA's generator, in the folder of the discriminator
 # Entries of config.json that [`choose_decisions`] fits to the weights. Training makes them obsolete.
 DECISIONS = ("thresholds", "calibration")
-HUB_SECONDS = 5  # for one request, to see whether a model exists
+HUB_SECONDS = 5  # time limit of the request that checks whether a model exists
 
 
 class MissingWeightsError(InputError):
@@ -61,7 +61,7 @@ def check_repository(
 ) -> None:
     """Checks that a model or tokenizer is a folder, was downloaded before, or is on the Hub.
 
-    It asks once. If the Hub cannot be reached, transformers retries each file for half a minute.
+    Sends one request. If the Hub cannot be reached, transformers would retry each file for half a minute.
     """
     if Path(name).exists():
         return
@@ -70,7 +70,7 @@ def check_repository(
         if (cache / repo_folder_name(repo_id=name, repo_type="model") / "snapshots").is_dir():
             return
         HfApi().model_info(name, revision=revision, token=token, timeout=HUB_SECONDS)
-    except (RepositoryNotFoundError, HFValidationError) as error:  # the second: the name has invalid characters
+    except (RepositoryNotFoundError, HFValidationError) as error:  # the second error: the name has invalid characters
         raise InputError(
             f"{name}: no such folder, and no such repository on the Hub.{suggest_path(name)} A private repository "
             "needs --token."
@@ -100,7 +100,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
             override_config(config, model_args.config_overrides)
             config = SnugBertConfig.from_dict(config.to_dict())  # checks the new values
         compute_head_size(config)  # checks that a model can be built
-        get_windows(config)  # checks the entry
+        get_windows(config)  # checks `document_windows`
     except InputError:
         raise
     except Exception as error:  # invalid values raise errors of several types
@@ -125,7 +125,7 @@ def override_config(config: PreTrainedConfig, overrides: str) -> None:
         if not equals:
             raise ValueError(f"expected name=value, found {pair!r}")
         old = getattr(config, name, "")
-        # transformers takes the type from the old value. So it cannot replace None, or a dropout of 0 by 0.1.
+        # transformers keeps the type of the old value. So it cannot replace None, or change a dropout of 0 to 0.1.
         if old is None:
             setattr(config, name, yaml.safe_load(text))
         elif type(old) is int and old == 0 and not text.lstrip("+-").isdigit():
@@ -178,10 +178,10 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
 
 
 def write_vocab_txt(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes the tokens of a WordPiece tokenizer, without added ones, to `folder/vocab.txt` in the order of their ids.
+    """Writes the tokens of a WordPiece tokenizer, without added tokens, to `folder/vocab.txt` in the order of ids.
 
     transformers 5 no longer writes this file, but many tools need it. A token's id is its line number, so no file is
-    written if there are gaps in the ids.
+    written if the ids have gaps.
     """
     tokens = {index: token for token, index in tokenizer.backend_tokenizer.get_vocab(False).items()}
     if tokens.keys() == set(range(len(tokens))):
@@ -209,7 +209,7 @@ def check_vocabulary(folder: Path) -> None:
 
 
 def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Checks that a tokenizer has more than special tokens. It is empty if its class reads other files."""
+    """Checks that a tokenizer has ordinary tokens. It has none if its class cannot read the files in the folder."""
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "▁"}:
         raise InputError(
             f"{name}: the tokenizer is empty. {type(tokenizer).__name__} cannot read the files in this folder. Add a "
@@ -244,10 +244,10 @@ def forget_decisions(config: PreTrainedConfig) -> None:
 
 
 def remember_windows(config: PreTrainedConfig, windows: tuple[int, int] | None) -> None:
-    """Stores the tokens of a window for long texts, and the tokens that neighbors share. None: texts are truncated."""
+    """Stores the window size for long texts, and how many tokens neighbors share. None: texts are truncated."""
     if windows is not None:
         config.document_windows = {"max_seq_length": windows[0], "doc_stride": windows[1]}
-    elif hasattr(config, "document_windows"):  # from an earlier training
+    elif hasattr(config, "document_windows"):  # from an earlier run
         config.document_windows = None
 
 
@@ -280,9 +280,9 @@ def load_model(
     trained: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Loads a checkpoint or an export, or builds a model with random weights if none is given. Weights are float32.
+    """Loads a checkpoint or an export, or builds a model with random weights if neither is given. Weights are float32.
 
-    `trained`: the checkpoint must have all weights, because no training follows.
+    `trained`: whether the checkpoint must have all weights, because no training follows.
     """
     name = model_args.model_name_or_path
     if not trained:
@@ -297,10 +297,10 @@ def load_model(
         # float32 even if the configuration or the file has 16 bits, because 16-bit weights would lose AdamW's small
         # steps.
         if name is None:
-            build = getattr(auto_class, "from_config", None) or auto_class._from_config  # an Auto class, or a model's
+            build = getattr(auto_class, "from_config", None) or auto_class._from_config  # model classes lack the first
             return build(config, dtype=torch.float32)
         options = dict(config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub)
-        with hiding_warnings("transformers.modeling_utils"):  # about weights. `_check_loaded` logs its own lines
+        with hiding_warnings("transformers.modeling_utils"):  # `_check_loaded` logs its own lines about weights
             model, info = auto_class.from_pretrained(name, **options)
             prefix = find_prefix(info["unexpected_keys"])
             if prefix and _lacks_encoder(model, info):
@@ -337,7 +337,7 @@ def _check_loaded(
             f"{name}: no encoder weights. Expected names such as {random_encoder[0]}, found {found}.{remedy}"
         )
     unknown = sorted(key for key in info["unexpected_keys"] if not HEAD_WEIGHTS.match(key))
-    # Other architectures (`snugbert evaluate`) are transformers' own classes, which load all that they use.
+    # Other architectures (`snugbert evaluate`) are transformers' own classes, which load all weights that they use.
     if unknown and trained and isinstance(model, SnugBertPreTrainedModel):
         raise InputError(
             f"{name} contains weights that SnugBERT does not use: {shorten(unknown)}. Ignoring them would "
@@ -362,7 +362,7 @@ def _check_loaded(
 
 
 def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
-    """Whether no layer was in the checkpoint. Other architectures (`snugbert evaluate`) have different names."""
+    """Whether the checkpoint has no encoder layers. False for other architectures (`snugbert evaluate`)."""
     layers = {key for key in model.state_dict() if "encoder.layer." in key}
     return bool(layers) and layers <= set(info["missing_keys"])
 
@@ -371,7 +371,7 @@ def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
 def hiding_warnings(name: str | None = None) -> Iterator[None]:
     """Hides the warnings of a logger, or of the root.
 
-    This is a filter, because raising the logger's level makes transformers list layers that are not sharded.
+    Uses a filter, because raising the logger's level would make transformers list layers that are not sharded.
     """
 
     def is_error(record: logging.LogRecord) -> bool:

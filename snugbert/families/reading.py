@@ -146,14 +146,14 @@ class Checkpoint:
 
     folder: Path
     kind: str  # a key of `CLASSES`: the model type, or "tensorflow"
-    values: dict[str, Any]  # of its configuration file. `legacy` is set from the weights' names
+    values: dict[str, Any]  # content of the configuration file. `legacy` is set from the weights' names
     config: SnugBertConfig
     head: str  # for example "ForMaskedLM"; "Model" for the bare encoder
     # All weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even for the
     # bare encoder.
     weights: dict[str, torch.Tensor]
     notes: list[str] = field(default_factory=list)
-    prefix: str = ""  # of all weight names in the file. The names of `weights` do not have it
+    prefix: str = ""  # prefix of all weight names in the file, which the names in `weights` do not include
 
     @property
     def has_pooler(self) -> bool:
@@ -181,7 +181,7 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
 
 
 def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
-    """Reads a checkpoint. `encoder_only`: read the encoder, whatever head config.json declares."""
+    """Reads a checkpoint. `encoder_only`: whether to read only the encoder, even if config.json declares a head."""
     prefix, shared = find_tensorflow_prefix(path), ""
     file = path / "config.json" if prefix is None else prefix.parent / "bert_config.json"
     values = read_json(file)
@@ -238,7 +238,7 @@ def build_model(
 
 
 def _rename(kind: str, names: Iterable[str]) -> dict[str, str]:
-    """Returns a dictionary from SnugBERT's name of each weight to its name in the file."""
+    """Returns a dictionary that maps SnugBERT's name of each weight to its name in the file."""
     is_dense_classifier = any(name.startswith("classifier.out_proj.") for name in names)
     family_names = CLASSIFIER_NAMES | FAMILY_NAMES if is_dense_classifier else FAMILY_NAMES
     patterns = NAMES_BY_KIND.get(kind, (*family_names.items(), *BERT_NAMES))

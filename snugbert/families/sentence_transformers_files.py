@@ -1,6 +1,6 @@
 """The files that sentence-transformers adds to a model folder: modules, pooling, prompts, and a reranker's activation.
 
-The files are copied in the format of sentence-transformers 3 to 5.3. Later versions read this format, too. Some
+The files are copied in the format of sentence-transformers 3 to 5.3. Later versions can also read this format. Some
 servers support only this format: text-embeddings-inference 1.9, infinity 0.0.78 and vLLM up to 0.21. With the format
 of version 5.4, some of these servers fail, and other servers use the wrong pooling.
 """
@@ -28,8 +28,8 @@ POOLING_MODES = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-DENSE_SETTINGS = ("in_features", "out_features", "bias", "activation_function")  # that version 3 accepts
-# Where versions before 5.4 and servers look for the activation of a CrossEncoder in config.json.
+DENSE_SETTINGS = ("in_features", "out_features", "bias", "activation_function")  # the settings that version 3 accepts
+# Entries of config.json in which versions before 5.4 and servers look for the activation of a CrossEncoder.
 ACTIVATION = "sbert_ce_default_activation_function"
 ACTIVATIONS = "sentence_transformers"
 
@@ -41,7 +41,7 @@ def read_modules(folder: Path) -> list[dict[str, str]]:
         return []
     try:
         modules = parse_json(file.read_text(encoding="utf-8"))
-        # Another path could write or delete files outside of the output folder.
+        # Absolute paths and ".." could write or delete files outside the output folder.
         is_valid = _name(modules[0]).endswith("Transformer") and all(
             _name(module) and not Path(module["path"]).is_absolute() and ".." not in Path(module["path"]).parts
             for module in modules
@@ -115,7 +115,7 @@ def copy_files(source: Path, written: Path, max_length: int | None = None) -> No
         write_json(written / TRANSFORMER, values if max_length is None else {**values, "max_seq_length": max_length})
     for module in modules[1:]:
         _copy_module(module, source, written, becomes_old)
-    if modules and not (is_cross_encoder(source) and len(modules) == 1):  # which old versions do not list
+    if modules and not (is_cross_encoder(source) and len(modules) == 1):  # old CrossEncoders list no modules
         modules[0]["path"] = ""
         for module in modules if becomes_old else []:
             module["type"] = f"sentence_transformers.models.{_name(module)}"
@@ -124,15 +124,15 @@ def copy_files(source: Path, written: Path, max_length: int | None = None) -> No
 
 def _copy_module(module: dict[str, str], source: Path, written: Path, becomes_old: bool) -> None:
     root = source.resolve()
-    root = root.parents[1] if root.parent.name == "snapshots" else root  # in the cache of the Hub, files are links
+    root = root.parents[1] if root.parent.name == "snapshots" else root  # files in the Hub's cache are links
 
     def leave_out(place: str, names: list[str]) -> list[str]:
-        """Returns code, and links out of the model. In an untrusted model, these could name any file."""
+        """Returns the files to leave out: code, and links out of the model, which may be untrusted."""
         is_inside = {name: Path(place, name).resolve().is_relative_to(root) for name in names}
         return [name for name in names if name.endswith((".py", ".pyc", ".so")) or not is_inside[name]]
 
     folder, copy = source / module["path"], written / module["path"]
-    if folder.is_dir() or _name(module) != "Normalize":  # which needs no files. Hub downloads have no empty folders
+    if folder.is_dir() or _name(module) != "Normalize":  # which has no files, so Hub downloads lack its folder
         shutil.copytree(folder, copy, ignore=leave_out)
     copy.mkdir(parents=True, exist_ok=True)
     config = copy / "config.json"
@@ -143,7 +143,7 @@ def _copy_module(module: dict[str, str], source: Path, written: Path, becomes_ol
 
 
 def _convert_pooling(values: dict[str, Any]) -> dict[str, Any]:
-    """Converts the settings of Pooling to the old format. Modes in another order stay as they are."""
+    """Converts the settings of Pooling to the old format. If modes are in another order, nothing changes."""
     modes = values.get("pooling_mode", [])
     modes = modes if isinstance(modes, list) else [modes]
     if not modes or modes != [mode for mode in POOLING_MODES if mode in modes]:

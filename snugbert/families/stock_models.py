@@ -1,5 +1,5 @@
 """Expresses a SnugBERT model as a stock model of transformers: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA
-or DeBERTa-v3. Extends learned position embeddings, so that a checkpoint reads longer texts.
+or DeBERTa-v3. Extends learned position embeddings, so that a checkpoint accepts longer texts.
 
 The result gives the same outputs. A model that the family cannot express is refused. Notes list differences that
 affect only training.
@@ -26,13 +26,13 @@ from snugbert.families_snugbert import (
 )
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 
-BERT_HEADS = ("bert", "deberta-v2")  # no dropout before the pooler, and one activation in layers and token head
-# The masked token head is written with BERT's names, as in transformers. Released files use different names, which are
-# also read.
+BERT_HEADS = ("bert", "deberta-v2")  # no dropout before the pooler; layers and token head share an activation
+# The masked token head is written with BERT's names, as in transformers. Released files use different names, which can
+# also be read.
 DEBERTA_STOCK_NAMES = {"pooler.": "bert.pooler.", "deberta.": "bert."}
 POSITIONS = "bert.embeddings.position_embeddings.weight"
-# Rows at each end that are left out, because [CLS] and [SEP] are there. In MiniLM, rows 0, 510 and 511 have 5, 1.8 and
-# 2 times the norm of other rows.
+# Rows at each end that are left out, because they often belong to [CLS] and [SEP]. In MiniLM, rows 0, 510 and 511 have
+# 5, 1.8 and 2 times the norm of other rows.
 EDGE = 8
 # Dimensions of the rotation. In MiniLM, 10 dimensions contain 94 % of the variance of the rows. 16, 32 and 64 predict
 # held-out rows equally well. `--bigram_init` uses 32.
@@ -51,7 +51,7 @@ NOT_IN_STOCK = (
 
 
 def keep_encoder(checkpoint: Checkpoint) -> Checkpoint:
-    """Returns the checkpoint of the encoder alone, for families without the checkpoint's head."""
+    """Returns a checkpoint with only the encoder, for families without the checkpoint's head."""
     weights = {name: tensor for name, tensor in checkpoint.weights.items() if name.startswith("bert.")}
     note = f"The head {checkpoint.head} was dropped. The result is the encoder alone."
     return replace(checkpoint, head="Model", weights=weights, notes=[*checkpoint.notes, note])
@@ -202,12 +202,12 @@ def _rename(name: str, names: dict[str, str]) -> str:
 # --- more positions -------------------------------------------------------------------------------------------------
 #
 # In a trained BERT, one rotation approximately maps the row of each position to the next row. New rows continue this
-# rotation, so that the distance of two tokens has the same effect everywhere. Unlike in tiled tables (Beltagy et al.,
-# 2020, "Longformer"), no position is a copy of another position. benchmarks/results has the comparison.
+# rotation, so that the distance between two tokens has the same effect everywhere. Unlike in tiled tables (Beltagy et
+# al., 2020, "Longformer"), no position is a copy of another position. benchmarks/results has the comparison.
 
 
 def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
-    """Extends a checkpoint to `max_position_embeddings` of `positions`, in place. Existing rows stay as they are."""
+    """Sets a checkpoint's `max_position_embeddings` to `positions`, in place. Existing rows do not change."""
     config, folder = checkpoint.config, checkpoint.folder
     before = config.max_position_embeddings
     is_relative = config.position_embedding_type == "relative"
@@ -224,7 +224,7 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
         checkpoint.notes.append(f"Positions are computed, so the limit is now {positions} tokens.")
         return
     table = checkpoint.weights[POSITIONS]
-    rows = table[len(table) - before :]  # RoBERTa's rows for padding come before them
+    rows = table[len(table) - before :]  # without RoBERTa's rows for padding, which come first
     checkpoint.weights[POSITIONS] = torch.cat([table, continue_rows(rows, positions - before)])
     checkpoint.notes.append(
         f"Positions {before} to {positions - 1} are new. Outputs for up to {before} tokens stay the same. Continue "

@@ -33,7 +33,7 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
     """Chooses the layers of a teacher that a student starts from, in ascending order, counted from 0.
 
     `which`: "first", "last", numbers such as "0,2,5", or "spread": evenly spaced, with the first and the last. For 6
-    of 12 layers, these are DistilBERT's (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11.
+    of 12 layers, "spread" gives DistilBERT's layers: 0, 2, 4, 7, 9, 11 (Sanh et al., 2019, their `extract.py`).
     """
     if not 1 <= num_student_layers <= num_layers:
         raise InputError(
@@ -59,7 +59,7 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
 
 
 def make_student(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """Copies a SnugBERT model with some of its layers, on the CPU, in evaluation mode. It shares no memory."""
+    """Copies a SnugBERT model with only some of its layers. The copy is on the CPU and in evaluation mode."""
     student: Any = copy.deepcopy(teacher)
     encoder = student.base_model.encoder
     encoder.layer = nn.ModuleList(encoder.layer[number] for number in layers)

@@ -16,7 +16,7 @@ from snugbert.files import read_json
 # Not part of a model: the position buffer of files from 2019 to 2022, and optimizer state in TensorFlow files.
 NOT_NEEDED = r"(^|\.)position_ids$|/adam_[mv]$|^global_step$"
 
-# The first group is the prefix of a wrapper, such as `student.model.`. It is empty in other files.
+# The first group is the prefix of a wrapper, such as `student.model.`. The prefix is empty without a wrapper.
 WORD_EMBEDDINGS = r"((?:[^.]+\.)*?)((bert|roberta|electra|deberta|distilbert)\.)?embeddings\.word_embeddings\.weight"
 
 

@@ -1,4 +1,4 @@
-"""Compiles the parts of a model with torch.compile, and decides which runs do."""
+"""Compiles parts of a model with torch.compile, and decides in which runs this pays off."""
 
 import functools
 import logging
@@ -15,12 +15,12 @@ from snugbert import kernels_snugbert
 from snugbert.modeling_snugbert import SnugBertEmbeddings, SnugBertLayer, SnugBertPreTrainingHeads
 
 # A fine-tuning run with at least this many forward and backward passes compiles by default. On an H100, compiling
-# took 21 s without a cache and 6 s with a cache. In CUDA graphs, it saved 0.6 to 1.0 ms in each pass of 32 examples of
-# BERT base. So it pays off after 21,000 to 36,000 passes without a cache, and after 6,000 to 10,000 with a cache.
+# took 21 s without and 6 s with a cache. With CUDA graphs, compiled code saved 0.6 to 1.0 ms per pass of BERT base
+# with 32 examples. Compiling pays off after 21,000 to 36,000 passes without a cache (6,000 to 10,000 with a cache).
 COMPILE_PASSES = 20_000
-# All layers of all models in the process share this maximum number of graphs. Beyond it, torch silently stops
-# compiling. The default is 8, but training, evaluation, frozen layers, the shorter last layer and batches of one
-# sequence each need their own graphs.
+# Maximum number of graphs of all layers of all models in the process. Beyond it, torch silently stops compiling. The
+# default is 8, but training, evaluation, frozen layers, the shorter last layer and batches of one sequence each need
+# their own graphs.
 RECOMPILE_LIMIT = 64
 # torch's modes with CUDA graphs record a graph for every number of tokens. The modes below use no graphs.
 MODES_WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
@@ -40,7 +40,7 @@ def start_compiler(args: Any) -> None:
     """Starts the processes of torch's compiler before the text is prepared, if the run will train on a GPU."""
     if args.uses_cuda and args.do_train and args.torch_compile is not False:
         keep_compiled_code()
-        from torch._inductor.async_compile import maybe_warm_pool  # takes seconds, as compiling would later
+        from torch._inductor.async_compile import maybe_warm_pool  # this import takes seconds, now or when compiling
 
         maybe_warm_pool()
 
@@ -52,8 +52,8 @@ def compile_model(
 
     The parts are the layers, and on a GPU also the embeddings and the masked token head with its loss. On a CPU,
     embeddings and head have their own kernels. On a GPU, layers of BERT base are compiled again for batches from 6,827
-    tokens on, because inductor then fuses LayerNorm's backward pass. Parts that are not SnugBERT's stay as they are.
-    No `mode` uses torch's CUDA graphs, see `MODES_WITHOUT_CUDA_GRAPHS`. Returns the names of the compiled parts.
+    tokens on, because inductor then fuses LayerNorm's backward pass. Parts that are not SnugBERT's are not compiled.
+    torch's CUDA graphs are never used, see `MODES_WITHOUT_CUDA_GRAPHS`. Returns the names of the compiled parts.
     """
     keep_compiled_code()
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
@@ -67,7 +67,7 @@ def compile_model(
     compiled = []
     for name, module_class in classes.items():
         modules = [module for module in model.modules() if isinstance(module, module_class)]
-        if module_class is SnugBertPreTrainingHeads:  # it may have only the next-sentence head
+        if module_class is SnugBertPreTrainingHeads:  # these heads may lack the masked token head
             modules = [head for head in modules if hasattr(head, "predictions")]
         for module in modules:
             module.compile(dynamic=True, backend=backend, mode=mode)
@@ -77,7 +77,7 @@ def compile_model(
 
 @functools.cache
 def find_compiler_problem(device: torch.device) -> str | None:
-    """Returns why torch's compiler does not work for a GPU, and what to do. None: it works.
+    """Returns why torch's compiler fails for a GPU, and what to do. None: it works.
 
     Compiles a small function to find out. That takes a few seconds, once per process.
     """

@@ -1,7 +1,7 @@
 """CUDA graphs: the kernels of a function are recorded once for each size of batch, and then started all at once.
 
-A training step of BERT-base starts about 900 kernels. With 32 sequences of 128 tokens, starting them one by one takes
-longer than running them. Starting a recorded graph takes microseconds.
+A training step of BERT-base starts about 900 kernels. With 32 sequences of 128 tokens, starting the kernels one by one
+takes longer than running them. Starting a recorded graph takes microseconds.
 """
 
 import logging
@@ -25,14 +25,14 @@ from snugbert.modeling_snugbert import has_hooks
 logger = logging.getLogger(__name__)
 
 # On the first batch of a size, torch compiles and the libraries choose kernels. If the second batch does not wait for
-# the GPU, the third batch is recorded. Otherwise, more batches are tried, because the second batch may have compiled
-# something, too.
+# the GPU, the third batch is recorded. Otherwise, more batches are tried, because the second batch may also have
+# compiled something.
 EAGER_BATCHES = 4
-# A falling share of masked tokens and longer sequences bring new sizes: some 6 at a time, with gradient accumulation
-# 12. Recording takes a tenth of a second.
+# If the share of masked tokens falls or sequences get longer, about 6 new sizes occur, or 12 with gradient
+# accumulation. Recording a graph takes a tenth of a second.
 MOST_GRAPHS = 64
-# Sizes for which the GPU's time is at least this multiple of the host's are not recorded. There the GPU is busy
-# without graphs, too. On an H100, graphs of 256 x 128 tokens saved 0.1 of 51.7 ms and took 11 GB.
+# A size is not recorded if the GPU takes at least this multiple of the host's time. The GPU is then busy even without
+# graphs. On an H100, graphs of 256 x 128 tokens saved 0.1 of 51.7 ms and took 11 GB.
 GPU_LIMIT = 1.5
 MOST_SIZES = 128  # after this many sizes without a graph, sizes repeat too rarely to record
 SHORT_MEMORY = "the GPU has too little free memory (--cuda_graphs false turns graphs off)"
@@ -43,14 +43,14 @@ _lock = threading.RLock()
 
 @dataclass
 class Size:
-    """What is known about the batches of one size. Batches that add to gradients count as another size."""
+    """What is known about the batches of one size. Batches that add to existing gradients count as another size."""
 
     eager_batches: int = 0  # number of batches that ran eagerly
     is_recorded: bool | None = None  # whether to record it. None: not decided
     trained: list[nn.Parameter] = field(default_factory=list)  # parameters whose gradient the graph writes
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)  # the tensors that the graph reads
     replay: Callable[[], None] | None = None  # starts the graph; None before it is recorded
-    result: Any = None  # what the function returned, in tensors that the graph writes
+    result: Any = None  # the function's result, in tensors that the graph writes
 
 
 class CudaGraphs:
@@ -63,12 +63,12 @@ class CudaGraphs:
     The first two batches of a size run eagerly, or up to four if they wait for the GPU. The next batch is recorded.
     At most 64 sizes (`MOST_GRAPHS`) are recorded, and none for which the GPU takes 1.5 times as long as the host
     (`GPU_LIMIT`). Results are the same as without graphs: a graph draws the random numbers that the function would
-    draw, and adds to gradients of earlier batches. The places of the gradients stay allocated between steps.
+    draw, and adds to gradients of earlier batches. The memory of the gradients stays allocated between steps.
 
     The function always runs eagerly on other devices, if the model has hooks, if the function waits for the GPU (as
     with padded batches), if a tensor of a batch is on the CPU, in an autocast that caches weights, if batches have too
-    many sizes, or if the GPU has too little free memory. `reason` and a log line say why. It may call `backward`. A
-    batch is a dictionary of tensors and Python numbers.
+    many sizes, or if the GPU has too little free memory. `reason` and a log line give the cause. The function may call
+    `backward`. A batch is a dictionary of tensors and Python numbers.
     """
 
     def __init__(self, function: Callable[[dict[str, Any]], Any], model: nn.Module):
@@ -112,7 +112,7 @@ class CudaGraphs:
         logger.info("CUDA graphs: off, because %s.", reason)
         self.reason = reason
         self._drop_graphs()
-        torch.cuda.empty_cache()  # no other stream uses what the side stream keeps
+        torch.cuda.empty_cache()  # no other stream can use the memory that the side stream keeps
 
     def _drop_graphs(self) -> None:
         self._sizes.clear()
@@ -169,7 +169,7 @@ class CudaGraphs:
         waits: list[str] = []
         seconds: list[float] = []
         is_tried = size.eager_batches > 1 and size.is_recorded is None
-        # Runs on the stream that records later, because libraries and autograd keep a state for each stream.
+        # Runs on the stream that will record, because libraries and autograd keep a state for each stream.
         with on_side_stream(), compare_clocks(seconds) if is_tried else nullcontext():
             with note_waits(waits) if is_tried else nullcontext():
                 result = self._function(dict(batch))
@@ -196,7 +196,7 @@ class CudaGraphs:
         earlier = {parameter: parameter.grad for parameter in places}
 
         def run() -> Any:
-            # Without a gradient to add to, autograd keeps its own tensors. Few kernels copy or add all of them.
+            # Without gradients to add to, autograd makes new tensors. A few kernels then copy or add all of them.
             for parameter in places:
                 parameter.grad = None
             result = self._function(inputs)
@@ -213,7 +213,7 @@ class CudaGraphs:
         try:
             replay, self._memory, size.result = record(run, self._memory)
         except Exception as error:
-            cause = error.__context__ or error  # torch ends the recording first, which may fail, too
+            cause = error.__context__ or error  # before this error, torch ends the recording, which may also fail
             if isinstance(cause, torch.OutOfMemoryError):
                 self.turn_off(SHORT_MEMORY)
                 return None
@@ -272,9 +272,9 @@ def note_waits(places: list[str]) -> Iterator[None]:
 
 @contextmanager
 def compare_clocks(seconds: list[float]) -> Iterator[None]:
-    """Adds to `seconds` how long the host queues kernels, and how long the GPU takes from the first to the last."""
+    """Adds to `seconds` how long the host queues kernels, and how long the GPU takes to run them."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()  # a full queue would stop the host
+    torch.cuda.synchronize()  # a full queue would block the host
     start.record()
     begin = time.perf_counter()
     yield
@@ -287,9 +287,9 @@ def compare_clocks(seconds: list[float]) -> Iterator[None]:
 def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None], Any, Any]:
     """Records the kernels of a function, which has run on the side stream before, without running them.
 
-    `memory` belongs to earlier graphs, and the new graph may overwrite it. `torch.OutOfMemoryError`: there is no
-    memory for the graph, or for batches that run eagerly in addition. Returns a function that starts the graph, its
-    memory, and the result of `function`.
+    `memory` belongs to earlier graphs, and the new graph may overwrite it. Raises `torch.OutOfMemoryError` if memory
+    is too small for the graph, or for batches that run eagerly besides it. Returns a function that starts the graph,
+    its memory, and the result of `function`.
     """
     graph = torch.cuda.CUDAGraph()
     current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())

@@ -18,12 +18,12 @@ class FlatGradients:
         self.free()
 
     def free(self) -> None:
-        """Frees the memory, as far as no gradient uses it."""
+        """Frees the memory unless a gradient still uses it."""
         self._places: dict[nn.Parameter, torch.Tensor] = {}
         self._flat = torch.empty(0)
 
     def find_places(self) -> dict[nn.Parameter, torch.Tensor]:
-        """Returns the places. They move if other parameters are trained."""
+        """Returns the place of each gradient. Places move if the set of trained parameters changes."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         if self._places.keys() != set(trained):
             sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in trained]
@@ -53,7 +53,7 @@ class FlatGradients:
     def average(self, numbers: torch.Tensor) -> torch.Tensor:
         """Averages all gradients over the processes, and also `numbers` (K,), with one all-reduce. Returns `numbers`.
 
-        A gradient that is None stays None: in a step, all processes train the same weights.
+        Gradients that are None remain None, because all processes train the same weights in a step.
         """
         places = self.find_places()
         unused = [parameter for parameter in places if parameter.grad is None]

@@ -1,7 +1,7 @@
-"""Rows of fixed sizes: fills packed rows, and chooses the sizes in training and prediction.
+"""Fills packed rows up to a few fixed sizes, and chooses these sizes for training and prediction.
 
-Random rows have random sizes. If all rows are padded to a multiple of some number of tokens, they have few sizes. A
-larger multiple gives fewer sizes and more padding (`benchmarks/results/row_sizes_*.md`).
+Rows of random examples have many sizes. If all rows are padded to a multiple of some number of tokens, they have few
+sizes. A larger multiple gives fewer sizes and more padding (`benchmarks/results/row_sizes_*.md`).
 
 Shapes: N sequences, T tokens in the batch.
 """
@@ -20,12 +20,12 @@ from transformers.utils.generic import is_flash_attention_requested
 from snugbert.modeling_snugbert import AUTO_CLASSES, IGNORE_INDEX, OTHER_PRETRAINING_MODELS
 
 SEQUENCE_COLUMNS = ("labels", "next_sentence_label", "start_positions", "end_positions")
-# Longest sequence of padding. The cost of attention grows with its square, and no model in use has fewer positions.
+# Longest sequence of padding. The cost of attention grows with its square, and every model has this many positions.
 PADDING_LENGTH = 32
 # Attention kernels read 128 keys at once, and skip blocks after the end of a sequence. So a loose bound costs little.
 MAX_LENGTHS = (128, 512)
 PREDICTION_SIZES = 8
-PREDICTION_BATCHES = 3  # fewest batches of a call. A CUDA graph is recorded at the third batch of a size.
+PREDICTION_BATCHES = 3  # minimum number of batches in a call. A CUDA graph is recorded at the third batch of a size.
 LABEL_STEPS = 32  # Label slots are rounded up to a multiple of 1/32 of the row. 15 % masked tokens need 5/32.
 # Subclasses and other heads may treat padding as examples.
 OWN_MODELS = {*AUTO_CLASSES.values(), *OTHER_PRETRAINING_MODELS}
@@ -34,8 +34,8 @@ OWN_MODELS = {*AUTO_CLASSES.values(), *OTHER_PRETRAINING_MODELS}
 # where padding is a larger share.
 PRETRAINING_DEVIATIONS = 1.45
 FINE_TUNING_DEVIATIONS = 0.95
-# Multiples are rounded up to a multiple of 4. 16-bit products are fast for any number of tokens, because each hidden
-# state is aligned.
+# Multiples are rounded up to a multiple of 4. More is not needed: 16-bit products are fast for any number of tokens,
+# because each hidden state is aligned.
 STEP = 4
 SAMPLE = 1000  # pretraining examples whose tokens are counted. Counting takes a tenth of a second
 
@@ -44,22 +44,22 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
     """Fills a packed batch with padding, so that batches have one of a few sizes.
 
     Compiled code and CUDA graphs need fixed shapes. Losses, gradients and outputs of the sequences do not change. The
-    padding consists of unlabeled sequences of at most 32 tokens (`PADDING_LENGTH`) at the end of the row. All batches
-    with the same N and T get the same number of padding sequences. So some padding sequences can be empty. Runs on any
-    device, without waiting for it.
+    padding consists of unlabeled sequences of at most 32 tokens (`PADDING_LENGTH`) at the end of the row. Batches with
+    equal N and T get equally many padding sequences. So some padding sequences can be empty. Runs on any device,
+    without waiting for it.
 
     Args:
         batch: a packed batch, see [`pack`], with columns of any head except ELECTRA's generator.
         pad_to_multiple_of: T is rounded up to a multiple of this number.
-        max_sequences: largest N of all batches, for multiple choice divided by the number of choices. All batches are
-            then filled up to the same number of sequences. None: N is the same in all batches.
+        max_sequences: largest N of all batches (for multiple choice, divided by the number of choices). All batches
+            are then filled up to the same number of sequences. None: N is the same in all batches.
 
     Returns:
         The batch with additional sequences of padding tokens, which have id 0. Positions restart in each sequence.
 
         - The labels of padding are -100. `max_length_q` becomes 128, 512 or T.
         - `label_indices` also lists tokens without a label, at its end. Its length is rounded up to a
-          multiple of T/32. If it is above T/2, it becomes T.
+          multiple of T/32. A length above T/2 becomes T.
         - `num_sequences` is N before padding. Regression and multi-label classification need it, because their losses
           do not ignore -100.
     """
@@ -118,10 +118,10 @@ class FillRows:
 
 
 def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
-    """Chooses `pad_to_multiple_of` of pretraining with rows of `batch_size` examples.
+    """Chooses `pad_to_multiple_of` for pretraining with rows of `batch_size` examples.
 
     The longest row is about a multiple of the result. Many rows are nearly full, so they need little padding. Examples
-    are in random order, so the first ones are a sample.
+    are in random order, so the first examples are a random sample.
     """
     lengths = [len(dataset[row]["input_ids"]) for row in range(min(len(dataset), SAMPLE))]
     longest = batch_size * dataset.max_seq_length
@@ -130,12 +130,12 @@ def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
 
 
 def choose_fine_tuning_multiple(batch_size: int, lengths: np.ndarray) -> int:
-    """Chooses `pad_to_multiple_of` of fine-tuning with rows of `batch_size` examples of these lengths."""
+    """Chooses `pad_to_multiple_of` for fine-tuning with rows of `batch_size` examples of these lengths."""
     return _round_up(FINE_TUNING_DEVIATIONS * math.sqrt(batch_size) * float(lengths.std()))
 
 
 def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int, batches: int) -> int | None:
-    """Chooses `pad_to_multiple_of` of a prediction call of some `batches`, the largest of `max_tokens`.
+    """Chooses `pad_to_multiple_of` for a prediction call of `batches` batches with at most `max_tokens` tokens.
 
     Batches have up to 8 sizes (`PREDICTION_SIZES`). Rows are not filled (None) if the call has fewer than 3 batches
     (`PREDICTION_BATCHES`), the model is not SnugBERT's or not on a CUDA GPU, or its attention pads sequences.

@@ -42,7 +42,7 @@ class Format:
         return ((f"row {row}", values) for row, values in read_rows(self.source, log=log))
 
     def write_head(self, row: Values) -> str:
-        """Returns the text before the first row of the output. `row` has the predictions, too."""
+        """Returns the text before the first row of the output. `row` includes the predictions."""
         return ""
 
     def write(self, row: Values) -> str:
@@ -74,7 +74,7 @@ class TableFormat(Format):
         if not self.is_csv:  # TSV has no quotes
             return "\t".join(re.sub(r"[\t\r\n]+", " ", cell) for cell in cells) + "\n"
         line = io.StringIO()
-        # The writer quotes the characters of its line terminator. A carriage return in a cell would end the line, too.
+        # The writer quotes the characters of its line terminator. A carriage return in a cell would also end the line.
         csv.writer(line, delimiter=self.separator, lineterminator="\r\n", quoting=quoting).writerow(cells)
         return line.getvalue().removesuffix("\r\n") + "\n"
 
@@ -131,7 +131,7 @@ class TaggedConllFormat(ConllFormat):
             yield f"line {line}", {"tokens": sentence.words, "sentence": sentence, "lines": lines}
 
     def write_head(self, row: Values) -> str:
-        """Returns the byte order mark of the input, if it has one."""
+        """Returns the byte order mark of the input, or ""."""
         return _byte_order_mark(self.source)
 
     def write(self, row: Values) -> str:

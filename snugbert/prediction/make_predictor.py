@@ -138,7 +138,7 @@ class Reranker(SentenceTransformerPredictor):
 
 
 def _load_sentence_transformer(name: str, folder: Path, args: PredictionArguments, device: torch.device) -> Any:
-    """Loads an embedding model or a CrossEncoder with a SnugBERT encoder, or with an exported one."""
+    """Loads an embedding model or a CrossEncoder with a SnugBERT encoder, or with an exported encoder."""
     import sentence_transformers
 
     model_args = ModelArguments(model_name_or_path=str(find_model_folder(folder)))
@@ -147,7 +147,7 @@ def _load_sentence_transformer(name: str, folder: Path, args: PredictionArgument
     auto_class = AutoModelForSequenceClassification if is_reranker else AutoModel
     options = {} if is_reranker else {"add_pooling_layer": False}
     encoder = load_model(auto_class, model_args, config, trained=True, **options).eval()
-    # sentence-transformers takes no loaded model. It would read the weights again, and an export has none.
+    # sentence-transformers does not accept a loaded model. It would read the weights again, and an export has none.
     with patch.object(auto_class, "from_pretrained", lambda *args, **options: encoder):
         model = getattr(sentence_transformers, name)(str(folder), device=str(device), local_files_only=True)
     if args.prompt_name is not None and args.prompt_name not in model.prompts:

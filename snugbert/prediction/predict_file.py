@@ -35,14 +35,14 @@ from snugbert.trainers.run.log import set_up_logging
 logger = logging.getLogger(__name__)
 
 # A window has at most this many rows and, for long texts, about this many characters. Texts of similar length share
-# batches within a window. After a kill, a window is predicted again.
+# batches within a window. After a kill, the last window is predicted again.
 WINDOW_ROWS, WINDOW_CHARACTERS = 4096, 2**20
 MOST_REPORTED = 20  # bad rows
 
 PARTIAL = ".partial"
 START_AGAIN = "Add --overwrite_output_file to start again."
 
-Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
+Row = tuple[dict[str, Any], Any]  # the values of a row, and the example that the predictor reads from them
 MODEL_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin", "*.onnx", "*.xml", "*.data")
 # Arguments that change the output.
 SETTINGS = (
@@ -63,7 +63,7 @@ def predict_file(args: PredictionArguments) -> None:
     """Predicts every row of a file. This is `snugbert predict`."""
     set_up_logging()
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()  # for reading weights
+    transformers_logging.disable_progress_bar()  # the bar for reading weights
     share_cores()
     _check_output(args)  # before the model is loaded
     folder = fetch_checkpoint(str(args.model_name_or_path), **args.hub)
@@ -83,7 +83,7 @@ def _check_output(args: PredictionArguments) -> None:
 
 
 def write_predictions(args: PredictionArguments, data: Format, predictor: Any, folder: Path) -> None:
-    """Predicts the rows of the input with a model of a folder, and prints how many per second."""
+    """Predicts the rows of the input with a model of a folder, and prints rows per second."""
     output, source = _name_output(args), Path(str(args.input_file))
     # Reading all rows first finds bad rows before hours of work. The number of rows decides where shards begin.
     logger.info("reading %s", source)
@@ -192,8 +192,8 @@ def _predict(
 def _continue_partial(output: Path, stream: IO[bytes], settings: dict[str, Any], overwrite: bool) -> dict[str, Any]:
     """Cuts the partial output `stream` after its last complete window. Returns its record.
 
-    The record counts the `rows` and `bytes` of complete windows. Lines would not do: a cell can have line breaks, and
-    a sentence has a line per word. With `overwrite`, output that cannot be continued is removed.
+    The record counts the `rows` and `bytes` of complete windows. A number of lines would not suffice: a cell can have
+    line breaks, and a sentence has a line per word. With `overwrite`, output that cannot be continued is removed.
     """
     record = make_record("prediction", settings) | {"rows": 0, "bytes": 0}
     file = _partial(output, ".json")

@@ -41,7 +41,7 @@ Prediction = dict[str, Any]
 
 
 def choose_device(use_cpu: bool = False) -> torch.device:
-    """Returns the accelerator, if there is one, or the CPU."""
+    """Returns the accelerator, if available, or the CPU."""
     accelerator = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
     return accelerator or torch.device("cpu")
 
@@ -53,7 +53,7 @@ class Predictor:
         predictor("Good.")  # {"predicted_label": "positive", "probabilities": {"positive": 0.97, "negative": 0.03}}
         predictor.evaluate(dataset)  # {"accuracy": 0.92}
 
-    The task of the model reads the rows, and turns logits into columns. SnugBERT gets packed batches, without padding.
+    The task of the model reads the rows, and turns logits into columns. SnugBERT runs packed batches, without padding.
 
     Args:
         model: a folder or Hub name, a folder that `snugbert export` wrote, or a model in memory, which stays on its
@@ -120,7 +120,7 @@ class Predictor:
                 reads single texts, also texts. A `str` is a text, not the path of a file.
 
         Returns:
-            A list of dicts. For one text or one dict: one dict.
+            A list of dicts. For a single text or dict, returns a dict.
         """
         trained_columns = get_text_columns(self.model.config.to_dict())
         names = tuple(self.columns or trained_columns)
@@ -396,7 +396,7 @@ class QuestionAnswerer:
 
             - score: the probability that the answer starts at its first token times the probability that it ends at
               its last token. Both softmaxes run over [CLS] and the context tokens of all windows.
-            - start, end: characters: `context[start:end]` is the answer. Both are 0 if there is no answer.
+            - start, end: characters: `context[start:end]` is the answer. Both are 0 without an answer.
             - answer: the text of the answer.
         """
         questions = [question] if isinstance(question, str) else list(question)

@@ -29,9 +29,9 @@ class Head(NamedTuple):
     name: str  # of the class, without SnugBert
     is_regression: bool = False  # whether it predicts a number instead of labels
     text_pairs: bool | None = None  # whether it reads pairs of texts. None: unknown, so the card shows both
-    thresholds: int = 0  # their number. 1: of two labels, for the positive label. More: one for each label
-    # Maximum tokens of a window, and tokens that neighboring windows share, if it reads long texts. The card then
-    # shows how to average the logits, because a pipeline reads one window.
+    thresholds: int = 0  # number of thresholds. 1: for the positive one of two labels. More: one per label
+    # Maximum tokens of a window, and tokens that neighboring windows share, if the model reads long texts. The card
+    # then shows how to average the logits, because a pipeline reads one window.
     windows: tuple[int, int] | None = None
 
     @property
@@ -71,7 +71,7 @@ def save_model_card(output_dir: Path, template: str, header: ModelCardData, head
         "limits": head.describe("limits"),
     }
     card = ModelCard.from_template(header, str(TEMPLATES / template), escape=escape, table=table, **shared, **values)
-    card.text = re.sub(r"\n{3,}", "\n\n", card.text) + "\n"  # without the gaps of parts that are left out
+    card.text = re.sub(r"\n{3,}", "\n\n", card.text) + "\n"  # removes the gaps that omitted parts leave
     card.save(file)
 
 

@@ -23,7 +23,7 @@ class Export:
     calibrated: bool  # whether ranges of activations were measured on text
     size: int  # of the model files, in bytes
     difference: float  # largest difference from the outputs of the SnugBERT model
-    num_texts: int  # that both models ran on
+    num_texts: int  # number of texts that both models ran on
     notes: list[str] = field(default_factory=list)
 
 

@@ -27,12 +27,12 @@ def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dic
     Each resample draws as many examples as there are, with replacement. Examples with equal rows are counted together.
 
     Args:
-        rows: what the metrics need to know about each example. *Shape:* (examples, numbers)
+        rows: the numbers that the metrics need about each example. *Shape:* (examples, numbers)
         score: computes the metrics from the distinct rows, *shape* (distinct rows, numbers), in ascending order, and
             from the number of times that each was drawn, *shape* (distinct rows,).
 
     Returns:
-        Metric -> low and high. Leaves out resamples without a finite value, and metrics without any finite value.
+        Metric -> low and high. Ignores values that are not finite, and leaves out metrics without finite values.
     """
     distinct, groups = np.unique(rows, axis=0, return_inverse=True)
     generator = np.random.default_rng(SEED)
@@ -61,7 +61,7 @@ def estimate_mean_interval(values: Sequence[float]) -> Interval | None:
 
 
 def combine_intervals(scores: Sequence[float], intervals: Sequence[Interval]) -> Interval:
-    """Returns the interval of the average of scores on different examples, from the interval of each.
+    """Returns the interval of the average of scores on different examples, from each score's interval.
 
     The distances from each score to the ends of its interval add up as independent errors do: Zou and Donner (2008),
     "Construction of confidence limits about effect measures".

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = {"training": "#2b6cb0", "validation": "#d9480f"}
-LINES = {"training": "-", "validation": "--"}  # so that the curves differ without color, too
+LINES = {"training": "-", "validation": "--"}  # so that the curves differ even without color
 GREY = "#666666"
 TITLE: dict[str, Any] = {"fontsize": 13, "fontweight": "bold", "loc": "left"}
 FEW_POINTS = 20
@@ -77,12 +77,12 @@ def tidy(panel: "Axes") -> None:
 
 
 def plot_file(folder: Path, set_name: str, plot: str) -> Path:
-    """Returns the path of `plot`, a key of `CAPTIONS`. The prefix is the evaluation set, except for "eval"."""
+    """Returns the path of `plot`, a key of `CAPTIONS`. The prefix is the evaluation set, unless it is "eval"."""
     return folder / (plot if set_name == "eval" else f"{set_name}_{plot}")
 
 
 def list_plots(output_dir: Path) -> list[Path]:
-    """Returns the plots in the folder of a run by kind, with the plot of "eval" first."""
+    """Returns the plots in the folder of a run, sorted by kind. Within a kind, the plot of "eval" is first."""
     files = [output_dir / f"{prefix}{name}" for name in CAPTIONS for prefix in PREFIXES]
     return [file for file in files if file.exists()]
 
@@ -95,10 +95,10 @@ def describe_plot(plot: Path) -> str:
 
 
 def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
-    """Draws a confusion matrix: the fraction of the examples of each true label that got each predicted label.
+    """Draws a confusion matrix. A cell is the fraction of a true label's examples that got a predicted label.
 
-    A row is a true label with its number of examples, a column is a predicted label. References and predictions are
-    ids of `labels`. Nothing is drawn if there are no examples.
+    Each row is a true label, with its number of examples. Each column is a predicted label. References and predictions
+    are ids of `labels`. Nothing is drawn if there are no examples.
     """
     from sklearn.metrics import ConfusionMatrixDisplay
 
@@ -140,7 +140,7 @@ def _shorten(label: str) -> str:
 def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], file: Path) -> None:
     """Draws the share of correct labels over the probability.
 
-    `curves`: "before" and "after" -> mean probability, share correct and number of each bin that is not empty.
+    `curves`: "before" and "after" -> mean probability, share correct and count of each bin that is not empty.
     """
     from sklearn.calibration import CalibrationDisplay
 
@@ -161,7 +161,7 @@ def draw_learning_curve(
 ) -> None:
     """Draws the loss, and a metric on the validation examples, over the steps of a run. Scores are in percent.
 
-    `metric` has no "eval_", a `perfect_score` is 1 or 100, and a `baseline` of None is unknown. Without log lines, no
+    `metric` is named without "eval_". `perfect_score` is 1 or 100. `baseline`: None if unknown. Without log lines, no
     `file` is written.
     """
     percent = is_score(metric)

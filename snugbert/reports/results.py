@@ -35,7 +35,7 @@ class TaskFacts(NamedTuple):
 
 
 class RunResults(TypedDict):
-    """The content of `results.json`. The outer keys of dictionaries of dictionaries are evaluation sets."""
+    """The content of `results.json`. In nested dictionaries, the outer keys are evaluation sets."""
 
     task: str
     model: str  # name of the checkpoint that training started from, or "random weights"
@@ -48,7 +48,7 @@ class RunResults(TypedDict):
     data: dict[str, list[dict[str, Any]]]  # the fields of each [`DataSource`] of "train" and of evaluation sets
     copies: NotRequired[list[str]]  # sentences about examples that occur more than once, see [`ExampleCopies`]
     training: dict[str, float]  # Trainer's training metrics. Empty if the run did not train
-    seconds: NotRequired[float]  # with evaluation and predictions
+    seconds: NotRequired[float]  # including evaluation and predictions
     settings: dict[str, Any]  # of data and training
     versions: dict[str, str]
     shortfalls: NotRequired[list[str]]  # sets that do not beat the baseline, see [`describe_shortfalls`]
@@ -77,7 +77,7 @@ def read_results(file: Path) -> Any:
 
 
 def list_tables(results: RunResults) -> dict[str, str]:
-    """Returns the Markdown of the tables of a run, by the names of the card's template. Empty: nothing to show."""
+    """Returns the Markdown of the tables of a run, by their names in the card's template. Empty: nothing to show."""
     metrics, has_decisions = results["metrics"], "decisions" in results and any(results["metrics"].values())
     return {
         "data": data_table(results["data"], metrics),

@@ -35,7 +35,7 @@ TYPE_METRICS = ("number", "precision", "recall", "f1")  # metrics of an entity t
 
 LABEL_METRICS = ("precision", "recall", "f1")
 AVERAGES = ("macro_f1", "balanced_accuracy")
-MOST_SHOWN = 10  # labels, those with the lowest F1
+MOST_SHOWN = 10  # labels in the table: those with the lowest F1
 
 
 class LabelScores(TypedDict):
@@ -52,7 +52,7 @@ class DecisionFacts(TypedDict):
     """The thresholds and the temperature that a run chose on the validation examples."""
 
     set: str
-    metric: str | None  # that the thresholds maximize. None if there are no thresholds
+    metric: str | None  # the metric that the thresholds maximize. None if there are no thresholds
     thresholds: dict[str, float]  # label -> lowest probability at which it is predicted
     scores_without: dict[str, float]
     intervals_without: dict[str, Interval]
@@ -152,7 +152,7 @@ def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dic
 
 
 def label_table(scores: Mapping[str, LabelScores]) -> str:
-    """Returns a Markdown table of the scores of each label, with sentences about them. Empty without scores."""
+    """Returns a Markdown table of the scores of each label, with sentences about them. Empty if there are none."""
     rows: list[Any] = []
     sentences = []
     for set_name, each in scores.items():
@@ -178,7 +178,7 @@ def _describe_labels(title: str, scores: LabelScores) -> list[str]:
         sentences.append(f"{title}: never predicted (number of examples): {_list_first(never)}.")
     if len(labels) > MOST_SHOWN:
         shown = len(_list_lowest(scores))
-        sentences.append(f"{title}: the {shown} labels with the lowest F1 of {len(labels):,}.")
+        sentences.append(f"{title}: the {shown} of {len(labels):,} labels with the lowest F1.")
     return sentences
 
 
@@ -262,7 +262,7 @@ def select_suite(values: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[
 
 
 def suite_table(scores: dict[str, float], intervals: dict[str, Interval], method: str = METHOD) -> str:
-    """Returns a Markdown table of all GLUE tasks in one row, in percent, with the average of the BERT paper.
+    """Returns a Markdown table of all GLUE tasks in one row, in percent, with the same average as the BERT paper.
 
     Devlin et al. (2018), table 1: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews correlation for CoLA,
     accuracy for the other tasks. MNLI counts twice, matched and mismatched. WNLI is left out.

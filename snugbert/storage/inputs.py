@@ -1,10 +1,10 @@
-"""Inputs that URLs name, copied to this machine.
+"""Copies inputs from URLs to this machine.
 
 Inputs that are read as a stream or in blocks, such as text and corpora, are not copied. Other inputs are copied once:
 
 ~/.cache/huggingface/snugbert/staged/0123456789abcdef0123456789abcdef/folder/name
 
-The digest is a hash of the URL and of the versions in the store. So changed files get a new folder.
+The digest is a hash of the URL and of the versions in the store, so changed files get a new folder.
 """
 
 import shutil
@@ -29,8 +29,8 @@ from snugbert.storage.urls import (
 )
 
 STAGED = "staged"  # folder of the copies
-LOCK = "lock"  # of a copy while it is made
-LARGE = 100e6  # bytes. Copying more is announced
+LOCK = "lock"  # file that is locked while a copy is made
+LARGE = 100e6  # bytes. Larger copies are announced
 
 
 def work_folder(cache_dir: str | None = None) -> Path:
@@ -51,7 +51,7 @@ def stage(url: str, flag: str) -> list[Path]:
 
 
 def _copy(url: str, entries: Mapping[str, Entry]) -> Path:
-    """Copies a folder with the given files, or the file `url`, whose name in `entries` is empty."""
+    """Copies the files `entries` of the folder `url`. If the only name is empty, copies the file `url`."""
     place = work_folder() / STAGED / hash_json([url, entries])
     copy = place / Path(*name_parts(url)[-2:])  # with the folder, because results show it: `sst2/train.csv`
     unfinished = place / "_unfinished" / copy.name
@@ -65,7 +65,7 @@ def _copy(url: str, entries: Mapping[str, Entry]) -> Path:
 
 
 def download_files(url: str, entries: Mapping[str, Entry], folder: Path) -> None:
-    """Copies files from the folder `url`. An empty name is the file `url` itself. Prints a line if this takes long."""
+    """Copies files from the folder `url`. An empty name means the file `url`. Prints a line if this takes long."""
     check_names(entries, url)
     size = sum(entry.size for entry in entries.values())
     if size > LARGE:
@@ -75,7 +75,7 @@ def download_files(url: str, entries: Mapping[str, Entry], folder: Path) -> None
 
 
 def check_names(names: Iterable[str], url: str) -> None:
-    """Checks that files of a folder in a store are also below a local folder. Keys of objects can contain `..`."""
+    """Checks that copies of a store's files stay in the local folder. Names of objects can contain `..`."""
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
             raise InputError(f"{hide_credentials(url)}: the name {name!r} points outside the folder.")

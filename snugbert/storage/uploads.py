@@ -1,9 +1,9 @@
-"""Outputs that URLs name: written on this machine first, then uploaded.
+"""Outputs at URLs: written on this machine first, then uploaded.
 
 ~/.cache/huggingface/snugbert/outputs/0123456789abcdef0123456789abcdef/name
 
-Files that mark a folder as complete are uploaded last, and so is the manifest of a checkpoint. If these files are
-replaced, the old files are removed first. After a failed upload, the local files stay.
+Files that mark a folder as complete are uploaded last, and so is the manifest of a checkpoint. When these files are
+replaced, the old ones are removed first. After a failed upload, the local files are kept.
 
 Files and folders whose names begin with "_" are not uploaded.
 """
@@ -54,7 +54,7 @@ OUTPUTS = "outputs"
 # Uploaded last, in this order.
 MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json", MANIFEST_NAME)
 OWNER = "_owner"  # on this machine: a random name of the local folder
-WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
+WRITER = "_writer"  # in the store: the owner of the local folder of the last run
 STORED = "_stored"  # on this machine: size and time of each file that was downloaded or uploaded
 
 _outputs: dict[Path, "RemoteOutput"] = {}
@@ -87,10 +87,10 @@ class RemoteOutput:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keeps other machines from writing the folder in the store, by an object that names the owner.
+        """Keeps other machines from writing to the folder in the store, with an object that names the owner.
 
-        A killed process leaves the object. Its machine may continue, and other machines only after the object is
-        removed. The caller holds the lock of the local folder.
+        A killed process leaves the object. Its own machine may then continue, but other machines only after the
+        object is removed. The caller holds the lock of the local folder.
         """
         url = join(self.url, LOCK_NAME)
         process = f"process {os.getpid()} on {platform.node()}"
@@ -119,7 +119,7 @@ class RemoteOutput:
     # --- copies -------------------------------------------------------------------------------------------------
 
     def download(self) -> bool:
-        """Makes the local folder like the folder in the store, unless it may be newer. Returns whether it did.
+        """Replaces the local folder by the store's, unless the local one may be newer. Returns whether it did.
 
         Only the manifest of a checkpoint is downloaded.
         """
@@ -143,7 +143,7 @@ class RemoteOutput:
         self.upload_checkpoints()
 
     def upload_checkpoints(self) -> None:
-        """Makes the checkpoints in the store like the local checkpoints. Uploads the newest first.
+        """Makes the checkpoints in the store match the local checkpoints. Uploads the newest first.
 
         Old checkpoints are removed last, so that the store always has a complete checkpoint.
         """
@@ -168,7 +168,7 @@ class RemoteOutput:
         self._replace([f"{checkpoint}/{name}" for name in list_files(self.url_of(folder))], files)
 
     def upload(self) -> None:
-        """Uploads new and changed files, after removing what was deleted or changed. Skips checkpoints.
+        """Uploads new and changed files, after removing deleted and changed files from the store. Skips checkpoints.
 
         Files that were neither downloaded nor uploaded from here stay in the store.
         """
@@ -195,7 +195,7 @@ class RemoteOutput:
         return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
     def clear(self) -> None:
-        """Removes the local files. First removes the file that marks the folder as newer than the store."""
+        """Removes the local files. The file that marks them as newer than the store is removed first."""
         (self.folder / OWNER).unlink(missing_ok=True)
         with suppress(OSError):
             self._remove_files()

@@ -40,16 +40,16 @@ LINK = re.compile(r"::(?=[a-z][a-z0-9+.-]+(?:://|::))", re.IGNORECASE)  # betwee
 # A password may contain "/", "?", "#" and "@". `name@revision` of the Hub has no colon, and a port has 2 to 5 digits.
 USER = re.compile(r"(?<=://)(?![^/@:]*:\d{2,5}/)(.*:.*@|[^/]*@)", re.DOTALL)
 # "?" and "#" can be part of a name in a bucket, and "?" a pattern. But "?name=" starts a query string, and "&name=" is
-# the rest of one that had an "@".
+# the rest of a query string with an "@".
 QUERY, WEB_QUERY = re.compile(r"[?&][\w.-]+=.*", re.DOTALL), re.compile(r"([?#]|&[\w.-]+=).*", re.DOTALL)
-S3_RETRIES = {"mode": "adaptive", "total_max_attempts": 8}  # of botocore. s3fs repeats them five times
+S3_RETRIES = {"mode": "adaptive", "total_max_attempts": 8}  # for botocore. s3fs repeats them all five times
 CONNECTIONS = 8  # at a time. One connection to S3 carries 90 MB/s
 CHUNK_BYTES = 2**23  # of a file that is read in pieces
 # Fields that identify a file's version, best first.
 VERSIONS = ("md5Hash", "ETag", "etag", "Content-MD5", "blob_id", "CRC", "last_commit")
 TIMES = ("LastModified", "Last-Modified", "mtime", "created")  # used if a file has none of `VERSIONS`
 
-# Errors that are not errors of a store.
+# Errors in the code. A store does not cause them.
 BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, TypeError)
 
 # gcsfs logs errors with their traceback. In this module, they become one message.
@@ -59,7 +59,7 @@ os.register_at_fork(after_in_child=reset_lock)
 
 
 class Entry(NamedTuple):
-    """A file in a store: its size in bytes, and a version that changes when the file is replaced, if there is one."""
+    """A file in a store: its size in bytes, and its version, which changes with the file (empty if there is none)."""
 
     size: int
     version: str
@@ -112,7 +112,7 @@ def ask(url: str, do: Callable[[Any, str], T]) -> T:
         raise
     except Exception as caught:
         error = _find_cause(caught)
-    cause = error if shown == url else None  # a traceback shows the whole URL
+    cause = error if shown == url else None  # a traceback would show the credentials
     if isinstance(error, FileNotFoundError):
         raise FileNotFoundError(f"{shown}: no such file.") from cause
     for protocol in PROTOCOL.findall(url):  # the next request reads credentials again: they may have been renewed
@@ -145,7 +145,7 @@ def _read_options(protocol: str) -> dict[str, Any]:
     options = fsspec.config.conf.get(protocol, {})
     if protocol in ("s3", "s3a"):
         return {"config_kwargs": {"retries": S3_RETRIES, **options.get("config_kwargs", {})}}
-    if protocol in ("http", "https"):  # ranges of the file itself
+    if protocol in ("http", "https"):  # uncompressed, because byte ranges refer to the file
         return {"headers": {"Accept-Encoding": "identity", **options.get("headers", {})}}
     return {}
 
@@ -220,7 +220,7 @@ def _read_entry(store: Any, path: str, facts: Mapping[str, Any]) -> Entry:
 
 
 def read_bytes(url: str, start: int = 0, end: int | None = None) -> bytes:
-    """Reads a file, or the bytes from `start` to before `end`. Large pieces are read over several connections."""
+    """Reads a file, or its bytes from `start` to `end` (exclusive). Large pieces are read over several connections."""
     if end is not None:
         return _read_range(url, start, end)
     with RemoteFile(url) as stream:
@@ -249,7 +249,7 @@ def _read_range(url: str, start: int, end: int) -> bytes:
 
 
 class RemoteFile(AbstractBufferedFile):
-    """A file in a store as a binary stream. It can seek. If the file is not the version `entry`, reading is an error.
+    """A file in a store as a binary stream that can seek. If the file's version is not `entry`, reading fails.
 
     By default, `entry` is the current version.
     """
@@ -284,7 +284,7 @@ def open_file(name: str | Path, entry: Entry | None = None) -> Any:
 
 
 def upload(file: Path, url: str) -> None:
-    """Copies a file to a store, and compares the size there. An incomplete copy is removed."""
+    """Copies a file to a store, and checks the size of the copy. Removes an incomplete copy."""
     _write(url, lambda store, path: store.put_file(str(file), path))
     entry = find_entry(url)
     if entry is None or entry.size != file.stat().st_size:
@@ -325,6 +325,6 @@ def _write(url: str, do: Callable[[Any, str], None]) -> None:
 
 
 def remove(url: str) -> None:
-    """Removes a file. It may be missing."""
+    """Removes a file, if it exists."""
     with suppress(FileNotFoundError):
         ask(url, lambda store, path: store.rm_file(path))

@@ -1,10 +1,10 @@
-"""What a task is: how rows become features, logits become answers, and answers become scores, columns and files.
+"""The base class of tasks: how rows become features, logits become answers, and answers become scores and files.
 
     find_sources -> read_splits -> choose_labels -> encode -> a model -> decode -> measure -> score
                                                                          decode -> to_columns, write
 
 Fine-tuning, distillation, prediction, export and the benchmarks call these methods. A new task is a subclass of
-[`Task`] in a new module. docs/decisions/tasks.md lists what a new head needs elsewhere.
+[`Task`] in a new module. docs/decisions/tasks.md lists the other changes that a new head needs.
 
 Shapes: N examples, W windows (rows of model inputs; a long example has several), L tokens, C labels.
 """
@@ -41,7 +41,7 @@ Sources = Mapping[str, Sequence[Path | Dataset]]  # split -> the files or the da
 
 
 class Baseline(NamedTuple):
-    """The metrics of one simple answer to every example."""
+    """The metrics of giving every example the same simple answer."""
 
     answer: str  # as displayed: "always 'positive'"
     metrics: dict[str, float]
@@ -65,10 +65,10 @@ class Split(Protocol):
 
 @dataclass
 class Features:
-    """Model inputs of the examples of a split. Subclasses add what `decode` needs to know about the windows.
+    """Model inputs of the examples of a split. Subclasses add facts about the windows that `decode` needs.
 
-    `inputs` has W rows with the inputs of the tokenizer, and with the label columns of the task's output if the split
-    is labeled and a model can learn or report a loss from it.
+    `inputs` has W rows with the tokenizer's columns. If the split is labeled and a model can compute a loss on it, the
+    rows also have the label columns of the task's output.
     """
 
     inputs: Dataset
@@ -80,33 +80,33 @@ Answers = TypeVar("Answers")
 
 
 class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
-    """A task: what is asked about each example.
+    """A task, such as question answering: how to read, encode, answer and score examples.
 
-    `choose_labels` or `use_checkpoint` and then `use_tokenizer` connect a task with a model. Use a copy of the task
-    for each model. `args` says how to read the data, and how to answer. Default: made from `settings`.
+    To connect a task with a model, call `choose_labels` or `use_checkpoint`, then `use_tokenizer`. Use a copy of the
+    task for each model. `args` sets how to read the data, and how to answer. Default: made from `settings`.
     """
 
     __signature__ = InitSignature()
     arguments: ClassVar[type[DataArguments]]
-    head: ClassVar[str]  # of the models, such as "ForTokenClassification"
+    head: ClassVar[str]  # head of the models, such as "ForTokenClassification"
     output: ClassVar[Output]
     padding_collator: ClassVar[Callable[..., DataCollator]] = DataCollatorWithPadding
     noun: ClassVar[str] = "examples"  # in messages
     # Split -> name of the evaluation set, the prefix of metrics and files: "eval..." or "predict...".
     set_names: ClassVar[dict[str, str]] = {"validation": "eval", "test": "predict"}
-    paper_learning_rate: ClassVar[float] = 3e-5  # of BERT-base in the BERT paper
+    paper_learning_rate: ClassVar[float] = 3e-5  # the learning rate of BERT-base in the BERT paper
     perfect_score: ClassVar[int] = 1  # 1 for fractions, 100 for percent
     default_columns: ClassVar[tuple[tuple[str, ...], ...]]  # to predict from, by priority, if the user names none
     any_columns: ClassVar[bool] = False  # whether to look for other columns with text if no default column exists
     predicted_columns: ClassVar[tuple[str, ...]]  # the columns that `to_columns` may return
 
     main_metric: str  # selects the best model or setting
-    # The summary shows these. They and `list_label_metrics` may select the best model. A run adds the chosen metric.
+    # Metrics in the summary, to which a run adds its own. `list_label_metrics` may also select the best model.
     metrics: tuple[str, ...]
-    training_metrics: tuple[str, ...] | None = None  # to log during training. None: all
+    training_metrics: tuple[str, ...] | None = None  # metrics to log during training. None: all
     labels: list[str] | None = None  # in the order of their ids. None: the task has no classes
     problem: Problem = "single_label_classification"
-    # Maximum tokens of a window, and tokens that neighbors share, if the model averages logits over a text's windows.
+    # Maximum tokens of a window, and tokens that neighbors share, if windows are averaged.
     windows: tuple[int, int] | None = None
     chooses_decisions: bool = False  # whether a run chooses thresholds or a temperature after training
     tokenizer: PreTrainedTokenizerBase
@@ -117,7 +117,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         self.thresholds: dict[int, float] = {}  # label id -> lowest probability at which the label is predicted
 
     def copy(self, **settings: Any) -> Self:
-        """Returns a task that is not connected with a model. It has the same arguments, except for `settings`."""
+        """Returns a task with the same arguments, except for `settings`. It is not connected with a model."""
         return type(self)(replace(self.args, **settings))
 
     @property
@@ -150,7 +150,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         return self.args.files
 
     def find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
-        """Loads the splits of the dataset, if there is one. For the arguments see [`find_sources`]."""
+        """Loads the splits of the dataset, if the arguments name a dataset. For the arguments see [`find_sources`]."""
         if self.args.dataset_name is None:
             return {}
         splits = load_dataset_splits(self.args.dataset_name, self.args.dataset_config_name, **download)
@@ -181,7 +181,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         Models that classify texts also need the configuration's `problem_type`. Tasks without classes do nothing.
 
         Args:
-            config: the configuration of the checkpoint. If its labels are the same, their order is kept.
+            config: the configuration of the checkpoint. If it has the labels of the data, their order is kept.
             teacher: the task of a teacher. Its labels replace the checkpoint's. The data may lack some of them.
             is_teacher: whether the checkpoint is a teacher, which must have been fine-tuned for the data.
         """
@@ -212,7 +212,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def list_texts(self, split: SplitT) -> tuple[Sequence[Sequence[str]], Sequence[Any]]:
-        """Returns all texts and labels, to find copies: such as lists of questions and contexts, and answers.
+        """Returns all texts and labels, to find copies. Example: lists of questions and of contexts, and the answers.
 
         Labels may have any type that can be compared, and are None if unknown.
         """
@@ -241,10 +241,10 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def measure(self, split: SplitT, answers: Answers) -> np.ndarray:
-        """Returns what the metrics need to know about each example, such as correct answers. *Shape:* (N, K)"""
+        """Returns the numbers that the metrics need for each example, such as correct answers. *Shape:* (N, K)"""
 
     def list_label_metrics(self, split: SplitT) -> tuple[str, ...]:
-        """Returns the metrics of each label and their means. `score` computes the ones that `metrics` names."""
+        """Returns the metrics of each label and their means. `score` computes those that `metrics` names."""
         return ()
 
     @abstractmethod
@@ -261,7 +261,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def baseline(self, split: SplitT, train: SplitT | None) -> Baseline | None:
-        """Scores a simple answer to every example. None: there is no baseline."""
+        """Scores a simple answer to every example. None: the task has no baseline."""
 
     def score_labels(self, split: SplitT, answers: Answers) -> LabelScores | None:
         """Scores each label if the metrics hide differences between labels. Otherwise returns None."""
@@ -276,7 +276,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """Returns labeled examples and answers made from the inputs of [`TaskMetric`]. Texts are not needed."""
 
     def select(self, split: SplitT, indices: np.ndarray, name: str) -> SplitT:
-        """Returns some labeled examples as a split of another name, for `--folds`. It also needs `rate_labels`."""
+        """Returns some labeled examples as a split of another name. `--folds` also needs `rate_labels`."""
         raise InputError("--folds is for snugbert glue with labels, and for ner without --document_context.")
 
     # --- files --------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     # --- prediction ---------------------------------------------------------------------------------------------
 
     def describe_truncation(self, columns: Sequence[str]) -> str | None:
-        """Returns a sentence about the texts of `columns` that were longer than `max_length`. None: none was."""
+        """Returns a sentence about the texts of `columns` that were longer than `max_length`, or None."""
         return None
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
@@ -317,8 +317,8 @@ def check_teacher_labels(found: list[str], expected: list[str] | None, normalize
     """Checks that a teacher was fine-tuned for the labels of the data.
 
     `found` are the teacher's labels. If they are LABEL_0 and so on, no names are stored, and only their number is
-    compared. `expected`: the labels of the data, in the order that the teacher must have. None: the data are numbers.
-    `normalize` returns the same text for equal labels.
+    compared. `expected`: the labels of the data, in the order that the teacher must have. None: the labels are
+    numbers. `normalize` returns the same text for equal labels.
     """
     unnamed = found == [f"LABEL_{i}" for i in range(len(found))]
     same = {normalize(label) for label in found} == {normalize(label) for label in expected or ()}

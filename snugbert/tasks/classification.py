@@ -149,7 +149,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return found | args.files
 
     def find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
-        """See [`Task`]. Also finds GLUE on the Hub. MNLI has more than one validation and test split."""
+        """See [`Task`]. Also finds GLUE on the Hub. MNLI has several validation and test splits."""
         args = self.args
         from_hub = args.dataset_name is None and args.task_name is not None
         place = (GLUE_ON_THE_HUB, args.task_name) if from_hub else (args.dataset_name, args.dataset_config_name)
@@ -191,7 +191,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         teacher: Task[Any, Any, Any] | None = None,
         is_teacher: bool = False,
     ) -> None:
-        """See [`Task`]. Also encodes the labels of the splits. A model that is not trained keeps its windows."""
+        """See [`Task`]. Also encodes the labels of the splits. A model keeps its windows unless it is trained."""
         trains = not is_teacher and {"train", "unlabeled"} & splits.keys()
         self._use_windows(None if trains else get_windows(config), is_teacher)
         known = list_labels(config) if teacher is None else teacher.labels or ["LABEL_0"]
@@ -229,7 +229,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def _use_windows(self, windows: tuple[int, int] | None, is_teacher: bool = False) -> None:
         """Sets the length and the windows of texts, unless the user chose them. A teacher keeps its own windows.
 
-        `windows`: of a model that this run does not train, see [`get_windows`]. None for other models.
+        `windows`: the windows of a model that this run does not train, see [`get_windows`]. None for other models.
         """
         args, (size, stride) = self.args, windows or (DEFAULT_LENGTH, None)
         if windows is None or not is_teacher:
@@ -282,7 +282,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             )
 
     def encode(self, split: TextSplit) -> Features:
-        """Tokenizes the examples. Longer texts are cut into windows or truncated, the longer text of a pair first.
+        """Tokenizes the examples. Long texts are cut into windows or truncated, in a pair the longer text first.
 
         Labels are in the column `label`: an id, a list of 1.0 and 0.0 for several labels, or a number. With windows,
         a row has a list of windows, and their number in the column `num_windows`.
@@ -294,7 +294,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             columns, truncated = tokenize_texts(self.tokenizer, texts, self.max_length, split.source)
             self.num_texts += number
             self.num_truncated += truncated
-            if split.source:  # not for rows to predict, which are encoded in many calls
+            if split.source:  # rows to predict have no source and are encoded in many calls
                 logger.info("%s: %s", split.name, self._describe_lengths(number, truncated, len(texts) > 1))
         elif len(texts) > 1:
             raise InputError(
@@ -403,7 +403,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return np.column_stack((references, predictions))
 
     def score(self, split: TextSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
-        """Returns the metrics. A GLUE task with two metrics also gets their mean, `combined_score`."""
+        """Returns the metrics. For a GLUE task with two metrics, also returns their mean, `combined_score`."""
         counts = np.ones(len(rows), np.int64) if counts is None else counts
         values, task = SCORES[self.problem](rows, counts), self.args.task
         names = own = task.metrics if task else METRICS[self.problem]
@@ -449,7 +449,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         }
 
     def baseline(self, split: TextSplit, train: TextSplit | None) -> Baseline:
-        """Scores the best answer that is the same for every example.
+        """Scores the best constant answer: the same answer to every example.
 
         The answer is the mean number, the most frequent label, or the set of labels with the highest micro F1.
         """
@@ -500,7 +500,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         )
 
     def rate_labels(self, split: TextSplit, logits: Logits, features: Features) -> list[dict[str, Any]]:
-        """Returns the predictions of labeled examples. With several labels, the least likely decides. See [`Task`]."""
+        """Returns predictions, and the probability of each example's labels: the lowest, if it has several."""
         answers, references = self.decode(logits, split, features), split.references
         assert answers.probabilities is not None and references is not None
         if references.ndim == 2:

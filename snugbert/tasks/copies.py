@@ -1,7 +1,7 @@
 """Counts copies: examples that occur again within the training examples, or in another set.
 
 Two examples are copies if all their texts are equal after the tokenizer's normalization, such as lowercasing, and with
-one space between words. Whole texts are compared, also if the model reads only their beginning.
+one space between words. Whole texts are compared, even if the model reads only their beginning.
 """
 
 import logging
@@ -25,7 +25,7 @@ class ExampleCopies:
         self._keys: dict[str, set[int]] = {}  # title of a set -> hashes of the texts of its examples
 
     def count(self, task: Task[Any, Any, Any], splits: Mapping[str, Split]) -> None:
-        """Counts the copies within the training examples, and between these splits and all earlier ones."""
+        """Counts the copies within the training examples, and between each split and all earlier splits."""
         for name, split in splits.items():
             texts, labels = task.list_texts(split)
             keys = hash_texts(texts, task.tokenizer)
@@ -58,7 +58,7 @@ class ExampleCopies:
 def hash_texts(columns: Iterable[Iterable[str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns a hash of the texts of each example. `columns` has a list of texts for each text of an example."""
     normalizer = tokenizer.backend_tokenizer.normalizer
-    # `normalize_str` takes longer than all the rest. ASCII text needs only a table, and words and contexts repeat.
+    # `normalize_str` is slow. So ASCII text is normalized with a table, and repeated words and contexts are cached.
     normalize = cache(str if normalizer is None else normalizer.normalize_str)
     ascii_table = {code: normalize(chr(code)) for code in range(128)}
 

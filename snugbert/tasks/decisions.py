@@ -22,13 +22,13 @@ COLDEST, HOTTEST = 0.01, 20.0
 class TextAnswers(NamedTuple):
     """The answers to all examples of a split.
 
-    The values are numbers, *shape* (N,), or (N, C) if the model predicts several; label ids, *shape* (N,); or, for
-    several labels, 1 for labels with a probability above 0.5, else 0, *shape* (N, C). A model that stores `thresholds`
-    predicts the labels that reach them.
+    Values for regression: numbers, *shape* (N,), or (N, C) with several outputs. For one label per example: label ids,
+    *shape* (N,). For several labels: 1 for labels with a probability above 0.5, else 0, *shape* (N, C). If the model
+    stores `thresholds`, it predicts the labels that reach them.
     """
 
     values: np.ndarray
-    probabilities: np.ndarray | None = None  # of each label, (N, C). None: regression
+    probabilities: np.ndarray | None = None  # probability of each label, (N, C). None: regression
 
 
 class Rule(NamedTuple):
@@ -47,7 +47,7 @@ class Decisions(NamedTuple):
 
     rule: Rule  # chosen on all examples
     references: np.ndarray
-    plain: TextAnswers  # without temperature and thresholds
+    plain: TextAnswers  # answers without temperature and thresholds
     fitted: TextAnswers  # cross-fitted
 
     def describe_calibration(self) -> dict[str, float]:
@@ -65,8 +65,8 @@ class Decisions(NamedTuple):
     def list_bins(self, answers: TextAnswers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns mean probability, share of events that occurred, and number of events, of each non-empty bin.
 
-        One label per example: an event is that the most probable label is correct, as in Guo et al. (2017). Several:
-        an event is that a label is correct.
+        With one label per example, the event is that the most probable label is correct, as in Guo et al. (2017). With
+        several labels, each label has an event: that it is correct.
         """
         probabilities, references = answers.probabilities, self.references
         assert probabilities is not None
@@ -182,8 +182,8 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
 def choose_threshold(probabilities: np.ndarray, correct: np.ndarray, metric: str) -> float:
     """Returns the threshold of a label with the highest F1 or accuracy. Ties go to the threshold nearest to 0.5.
 
-    All midpoints of neighboring probabilities are tried, and 0.5. The mean F1 is highest if the F1 of each label is.
-    `correct`: whether the label is correct. `metric`: "f1", "macro_f1" or "accuracy". *Shape:* (N,), (N,)
+    All midpoints of neighboring probabilities are tried, and 0.5. The mean F1 is highest if each label has its highest
+    F1. `correct`: whether the label is correct. `metric`: "f1", "macro_f1" or "accuracy". *Shape:* (N,), (N,)
     """
     values = np.unique([0.0, *probabilities, 1.0])
     thresholds = np.append((values[1:] + values[:-1]) / 2, 0.5)

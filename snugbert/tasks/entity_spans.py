@@ -1,4 +1,4 @@
-"""Entities as spans of characters: reads what annotation tools export, and converts spans to tags of words and back.
+"""Entities as spans of characters: reads the exports of annotation tools, and converts spans to word tags and back.
 
     {"text": "Ada lives in Bonn.", "entities": [[0, 3, "PER"], [13, 17, "LOC"]]}
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FORM = 'Expected spans such as [0, 3, "PER"] or {"start": 0, "end": 3, "label": "PER"}.'
-REJECTED = ("reject", "ignore")  # Prodigy's answers to examples that should not be used
-WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # in names of characters
+REJECTED = ("reject", "ignore")  # Prodigy's answers for examples that should not be used
+WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # in Unicode names
 
 
 class Text(NamedTuple):
@@ -53,9 +53,9 @@ class Span(NamedTuple):
 def find_words(text: str, tokenizer: PreTrainedTokenizerBase) -> Text:
     """Finds the words of a text, as the tokenizer separates them.
 
-    SentencePiece separates words at spaces only. So a word also ends before and after punctuation, and before
-    characters of scripts without spaces, as in BERT, if a token begins there. Characters without tokens, such as
-    combining accents, belong to the word before them.
+    SentencePiece separates words at spaces only. So, as in BERT, a word also ends before and after punctuation, and
+    before characters of scripts without spaces, wherever a token begins. Characters without tokens, such as combining
+    accents, belong to the word before them.
     """
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     words: list[tuple[int, int]] = []
@@ -79,7 +79,7 @@ def find_words(text: str, tokenizer: PreTrainedTokenizerBase) -> Text:
 
 
 def _stands_alone(char: str) -> bool:
-    """Whether a character is punctuation, as in BERT's tokenizer, or of a script without spaces."""
+    """Whether a character is punctuation, as in BERT's tokenizer, or belongs to a script without spaces."""
     if char.isalnum():
         return unicodedata.name(char, "").startswith(WITHOUT_SPACES)
     return char.isascii() or unicodedata.category(char).startswith("P")
@@ -113,8 +113,8 @@ def read_annotated_texts(
 ) -> tuple[list[Sentence], list[Text]]:
     """Reads texts with their entities. Each text is a sentence, and its tags are in BIO.
 
-    A span that begins or ends inside a word is extended to the whole word. A span outside the text, or with another
-    text than the source states, is left out. Both are an error unless `on_bad_tag` is "repair".
+    A span that begins or ends inside a word is extended to the whole word. A span is left out if it is outside the
+    text, or if its text differs from what the source states. Such spans are errors unless `on_bad_tag` is "repair".
 
     Raises:
         InputError: entities overlap, or a row cannot be read.
@@ -179,10 +179,10 @@ def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str]
     previous = None
     for span in sorted({span[:3]: span for span in spans}.values(), key=lambda span: span[:3]):
         found = text.text[max(span.start, 0) : max(span.end, 0)]
-        start, end = span.end - len(found.lstrip()), span.start + len(found.rstrip())  # without spaces around it
+        start, end = span.end - len(found.lstrip()), span.start + len(found.rstrip())  # without outer spaces
         if previous is not None and span.start < previous.end:
             raise InputError(
-                f"{where}: the entities {[*previous[:3]]} and {[*span[:3]]} overlap. Remove one, or use GLiNER."
+                f"{where}: the entities {[*previous[:3]]} and {[*span[:3]]} overlap. Remove one entity, or use GLiNER."
             )
         first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
         if not found.strip() or span.end > len(text.text) or span.start < 0 or span.text not in (None, found):

@@ -17,7 +17,7 @@ from snugbert.tasks.outputs import Logits
 
 
 class EvaluationSet(Generic[Answers]):
-    """Examples to predict, and to score if they are labeled. The baseline learns from `train`, if there is one."""
+    """Examples to predict, and to score if they are labeled. The baseline is chosen on `train`, if given."""
 
     def __init__(self, task: Task[Any, Any, Answers], split: Split, train: Split | None = None):
         self.task, self.split, self._train = task, split, train
@@ -32,7 +32,7 @@ class EvaluationSet(Generic[Answers]):
 
     @cached_property
     def baseline(self) -> Baseline | None:
-        """Metrics to compare with. None: there is no baseline, or the examples have no labels."""
+        """Metrics to compare with. None if the task has no baseline or the examples have no labels."""
         return self.task.baseline(self.split, self._train) if self.labeled else None
 
     def decode(self, logits: Logits) -> Answers:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ROWS_TO_INSPECT = 100  # to distinguish columns of text from columns of numbers
+ROWS_TO_INSPECT = 100  # rows that distinguish columns of text from columns of numbers
 MAX_LISTED_ROWS = 5  # in a message
-# Columns with the example's own index: in GLUE's TSV files, in QQP's, and in datasets on the Hub.
+# Columns with the index of the example: in GLUE's TSV files, in QQP's files, and in datasets on the Hub.
 INDEX_COLUMNS = ("index", "id", "idx")
 PREDICTED_COLUMNS = ("label", "predicted_label", "probabilities")  # columns of predictions besides the text columns
 UNLABELED_ID = ("-1", "-1.0")  # what GLUE writes for a missing label
@@ -49,7 +49,7 @@ ID_NAME = re.compile(r"(.*[\W_])?(?i:id|idx|index|uuid|guid)|.*[a-z]I[Dd]")
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 ZEROS, ONES = ("0", "0.0", "False", "false"), ("1", "1.0", "True", "true")  # elements of a label vector
-# A list in a cell, as Python writes lists. Without commas, as in NumPy's arrays, Python would join the texts.
+# A list in a cell, as Python writes lists. It needs commas: Python would join the texts of a NumPy array.
 ELEMENT = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{NUMBER.pattern}|True|False"""
 LIST = re.compile(rf"\[\s*(?:{ELEMENT})(?:\s*,\s*(?:{ELEMENT}))*\s*\]")
 # Other Python values: calls such as array(['joy']), tuples, sets and dictionaries. "(other)" and "{x}" are names.
@@ -68,10 +68,10 @@ class TextSplit:
     text_columns: tuple[str, ...] = ()
     texts: list[list[str]] = field(default_factory=list)  # a list of texts, or two lists for pairs
     labels: list[Any] = field(default_factory=list)  # a label, a list of labels, or None for each example
-    indices: list[object] = field(default_factory=list)  # of GLUE examples in their source, otherwise positions
-    rows: list[int] = field(default_factory=list)  # in the source, for messages
+    indices: list[object] = field(default_factory=list)  # indices of GLUE examples in their source, else positions
+    rows: list[int] = field(default_factory=list)  # row of each example in the source, for messages
     values: list[dict[str, object]] = field(default_factory=list)  # all columns but the label. Empty in training
-    class_names: tuple[str, ...] = ()  # of a dataset, by id; LABEL_0, LABEL_1 and so on for label vectors
+    class_names: tuple[str, ...] = ()  # names of a dataset's classes, by id; for label vectors, LABEL_0 and so on
     are_vectors: bool = False  # whether labels were vectors, see [`name_vectors`]
     split_in_dataset: str | None = None
     limit: int | None = None  # maximum number of examples to use. The labels of all examples are collected
@@ -149,7 +149,7 @@ def find_text_columns(
 
 
 def list_text_columns(first_rows: Sequence[Mapping[str, object]], label_column: str) -> list[str]:
-    """Returns the columns with texts in most of their filled cells. Numbers are no texts. Ids are left out."""
+    """Returns the columns with texts in most of their filled cells. Numbers do not count as texts, nor do ids."""
     columns = []
     for name in first_rows[0]:
         cells = [row.get(name) for row in first_rows]
@@ -244,7 +244,7 @@ def _list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
 
 
 def _read_renamed_rows(data: Path | Dataset, args: "GlueDataArguments") -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Yields rows. Columns of GLUE's files get their names in the datasets library."""
+    """Yields rows. Columns of GLUE's files are renamed as in the datasets library."""
     if args.task is None:
         yield from read_rows(data)
         return
@@ -353,7 +353,7 @@ def _is_vector(label: list[str], size: int | None = None) -> bool:
 
 
 def _has_names(label: list[str]) -> bool:
-    """Whether a list consists of names. Probabilities, and counts of which some are equal, are not names."""
+    """Whether a list consists of names. Not names: probabilities, and counts if some of them are equal."""
     if not all(NUMBER.fullmatch(part) for part in label):
         return True
     return len(set(label)) == len(label) and all(float(part).is_integer() for part in label)

@@ -33,9 +33,9 @@ def choose_labels(
     sorted. If all training labels are numbers and some have a decimal point, the task is a regression.
 
     Args:
-        checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, ignoring
-            case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
-            examples, these labels are used.
+        checkpoint_labels: the checkpoint's labels in the order of their ids. If the data have the same labels,
+            ignoring case, this order is kept, so that the checkpoint's classifier stays valid. Without a task and
+            training examples, the checkpoint's labels are used.
         regression: True for a regression, False for a classification. None: inferred from the labels.
         distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. All
             labels in the data keep the data's spelling.
@@ -128,7 +128,7 @@ def _are_numbers(train: TextSplit) -> bool:
     if train.multi_label or all(INTEGER.fullmatch(label) for label in labels):
         return False
     numbers = [label for label in labels if NUMBER.fullmatch(label.replace(",", "."))]
-    # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
+    # A few labels such as "3.5" among names are also names. An "n/a" among numbers is a mistake in the data.
     if 2 * len(numbers) <= len(labels) or all(INTEGER.fullmatch(label) for label in numbers):
         return False
     for row, label in zip(train.rows, labels, strict=True):
@@ -179,8 +179,8 @@ def encode_labels(
 def _find_ids(split: TextSplit, labels: Sequence[str]) -> dict[str, int]:
     """Returns the ids of labels, by their spelling in a split.
 
-    If no two `labels` differ only in case and spaces, these do not matter, and LABEL_1 is 1. If `labels` are only ids,
-    they are the ids of the dataset's class names. The elements of label vectors are ids of `labels`.
+    Case and spaces are ignored, and LABEL_1 equals 1, unless some `labels` differ only in case and spaces. If `labels`
+    are only ids, they are the ids of the dataset's class names. Element i of a label vector belongs to `labels[i]`.
     """
     class_ids = {name: i for i, name in enumerate(split.class_names)}
     if split.are_vectors:

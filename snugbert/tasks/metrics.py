@@ -2,7 +2,7 @@
 
 `evaluate.load("glue", "mrpc")` downloads a script from the Hub and runs it. `TaskMetric(TextClassification(
 task_name="mrpc"))` is the same metric, with the same names, without a download. Tests compare all metrics with
-scikit-learn, SciPy, seqeval and the official scripts, which would be slow in resampling.
+scikit-learn, SciPy, seqeval and the official scripts, which are too slow for resampling.
 
 Shapes: `counts` (rows,) are the numbers of examples with each row.
 """
@@ -18,7 +18,7 @@ from snugbert.tasks.base import Task
 
 
 class TaskMetric(evaluate.Metric):
-    """The metrics of a task, as a metric of the library `evaluate`, which also takes `kwargs`.
+    """The metrics of a task, as a metric of the library `evaluate`, which receives `kwargs`.
 
     Examples:
         >>> metric = TaskMetric(TextClassification(task_name="mrpc"))
@@ -50,7 +50,7 @@ def score_classes(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
     correct_labels = np.bincount(references, counts, labels)
     predicted_labels = np.bincount(predictions, counts, labels)
     ones = counts[references == 1].sum() + counts[predictions == 1].sum()
-    # Gorodkin (2004); 0 if all correct or all predicted labels are the same.
+    # Gorodkin (2004). The result is 0 if all correct labels, or all predicted labels, are the same.
     variance = (total**2 - (correct_labels**2).sum()) * (total**2 - (predicted_labels**2).sum())
     covariance = correct * total - (correct_labels * predicted_labels).sum()
     return {
@@ -78,11 +78,11 @@ def score_label_sets(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
 def score_labels(rows: np.ndarray, counts: np.ndarray, labels: int | None = None) -> dict[str, float]:
     """Computes precision, recall and F1 of each label, and averages, as scikit-learn does.
 
-    If examples have one label, macro F1 averages the labels in references or predictions. If they have several, it
+    If examples have one label, macro F1 averages the labels in references or predictions. If examples have several, it
     averages all labels. Balanced accuracy is the mean recall of the labels in the references. Precision is NaN if a
     label is not predicted, recall if it is not in the references, and F1 if both are true.
 
-    `labels`: number of labels, if each example has one label. The rows are then as in [`score_classes`], and otherwise
+    `labels`: number of labels, if each example has one label. If given, `rows` are as in [`score_classes`], otherwise
     as in [`score_label_sets`].
     """
     references, predictions = np.split(rows, 2, axis=1)

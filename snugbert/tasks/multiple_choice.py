@@ -28,7 +28,7 @@ from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
 from snugbert.tasks.windows import PadNested, make_lists, tokenize_texts
 
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
-NO_LABEL = ("", "None", "nan", *UNLABELED_ID)  # -1: in test sets on the Hub
+NO_LABEL = ("", "None", "nan", *UNLABELED_ID)  # test sets on the Hub use -1
 
 
 class Example(NamedTuple):
@@ -42,7 +42,7 @@ class ChoiceAnswers(NamedTuple):
     """The answers to all examples of a split."""
 
     values: np.ndarray  # the predicted choices, counted from 0, (N,)
-    probabilities: Sequence[np.ndarray] = ()  # of each choice, (C,) each
+    probabilities: Sequence[np.ndarray] = ()  # probabilities of the choices, (C,) each
 
 
 @dataclass

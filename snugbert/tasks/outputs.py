@@ -20,7 +20,7 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 
 Logits = np.ndarray | tuple[np.ndarray, ...]
 
-UNLABELED = -1  # label of an item without a gold label; unlike -100, the item counts
+UNLABELED = -1  # label of an item without a gold label; unlike with -100, the item counts
 PADDING = -100  # padding of predictions, as in Trainer
 OUTSIDE = -1e30  # score of a position after the end of a window. It is finite, so that its product with 0 is 0
 
@@ -36,7 +36,7 @@ class Items(NamedTuple):
 class Output(ABC):
     """The form of a head's outputs."""
 
-    label_columns: tuple[str, ...]  # of features
+    label_columns: tuple[str, ...]  # columns of features
     counted_labels: str = "labels"  # the column of a batch whose labels the loss counts
     names: tuple[str, ...] = ("logits",)
     per_token: bool = True  # whether there are logits for every token
@@ -55,7 +55,7 @@ class Output(ABC):
         """Returns the logits of all items of labeled features, in order. *Shape:* (I, C)"""
 
     def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
-        """Joins logits of windows for decoding, zeros as padding: (W, C), or (W, L, C); for spans, two arrays (W, L).
+        """Joins logits of windows for decoding, padded with zeros: (W, C), or (W, L, C); for spans, two arrays (W, L).
 
         `rows`: logits of each window: (C,), or (L, C) if `per_token`; for spans, start and end score: (L, 2).
         """
@@ -168,7 +168,7 @@ class _SpanOutput(Output):
         self, outputs: Any, batch: dict[str, Any], labels: dict[str, torch.Tensor], teacher: torch.Tensor
     ) -> Iterator[Items]:
         student, offsets = self.stack(outputs), batch.get("cu_seq_lens_q")
-        length = teacher.shape[1]  # of the longest window
+        length = teacher.shape[1]  # tokens of the longest window
         if offsets is not None:  # a packed batch
             indices = offsets[: len(teacher), None] + torch.arange(length, device=offsets.device)
             student = student[0][indices.clamp(max=student.shape[1] - 1)]
@@ -178,7 +178,7 @@ class _SpanOutput(Output):
 
 
 def average_windows(logits: Sequence[np.ndarray], counts: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-    """Returns the mean logits of each document, from all windows in order and their number in each document."""
+    """Returns the mean logits of each document. `counts`: number of windows of each document, in order."""
     return [windows.mean(0) for windows in np.split(np.stack(logits), np.cumsum(counts)[:-1])]
 
 

@@ -57,7 +57,7 @@ class QuestionSplit:
 
     @property
     def golds(self) -> list[tuple[str, ...]]:
-        """The correct answers to each question; empty if they are unknown or there is no answer."""
+        """The correct answers to each question; empty if they are unknown or the question has none."""
         return [question.answers for question in self.questions]
 
 
@@ -148,7 +148,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             nothing = np.full(len(windows.inputs), UNLABELED, np.int32)
             for column in self.output.label_columns:
                 windows.inputs = windows.inputs.remove_columns(column).add_column(column, nothing)
-        if split.questions[0].source:  # not for rows to predict, which are encoded in many calls
+        if split.questions[0].source:  # rows to predict have no source and are encoded in many calls
             message = "%s: %d questions in %d windows"
             logger.info(message, split.name, split.num_examples, len(windows.question_indices))
         return windows
@@ -200,7 +200,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     def pair(self, references: list[Any], predictions: list[Any]) -> tuple[QuestionSplit, list[Answer]]:
         """Returns the questions of references, and the answer to each, by id. See [`TaskMetric`].
 
-        Ids must be unique. In v2.0, each question needs a prediction. In v1.1, a question without one scores 0.
+        Ids must be unique. In v2.0, each question needs a prediction. In v1.1, unanswered questions score 0.
         """
         found = {prediction["id"]: prediction for prediction in predictions}
         questions = {r["id"]: Question(r["id"], "", "", tuple(r["answers"]["text"])) for r in references}

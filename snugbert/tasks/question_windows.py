@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ContextWindows(Features):
-    """N windows, and the position of their tokens in the contexts. The last three have a value per context token."""
+    """N windows, and the position of their tokens in the contexts. The lists have a value per context token."""
 
-    question_indices: np.ndarray  # of each window, adjacent and in order. int32, (N,)
+    question_indices: np.ndarray  # the question of each window. A question's windows are adjacent. int32, (N,)
     context_offsets: np.ndarray  # the position in the window of its first context token. int32, (N,)
     char_starts: list[np.ndarray]  # where each context token of a window starts in the context, in characters
     char_ends: list[np.ndarray]  # where it ends (exclusive)
@@ -71,7 +71,7 @@ def make_question_windows(
     contexts = list(dict.fromkeys(question.context for question in questions))
     tokenized = dict(zip(contexts, _tokenize(contexts, tokenizer), strict=True))
 
-    token_ids: list[tuple[np.ndarray, np.ndarray]] = []  # of each window: up to the context, and from the context on
+    token_ids: list[tuple[np.ndarray, np.ndarray]] = []  # for each window: ids before the context, and all others
     question_indices: list[int] = []
     char_starts: list[np.ndarray] = []
     char_ends: list[np.ndarray] = []
@@ -110,7 +110,7 @@ def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int
 
 
 def find_max_context(spans: list[tuple[int, int]]) -> list[np.ndarray]:
-    """Marks in each span the tokens with their maximum context there: booleans, *shape* (tokens of the span,) each.
+    """Marks the tokens that have their maximum context in a span: booleans for each span, *shape* (its tokens,).
 
     The definition is `_check_is_max_context` in the original release's `run_squad.py`: the context of a token is the
     number of tokens to its left or to its right, whichever is smaller, plus 0.01 times the length of the span. If
@@ -136,12 +136,12 @@ def _find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int],
 
 
 def choose_stride(max_seq_length: int) -> int:
-    """Returns how many tokens neighboring windows share: 128, as in `run_qa.py`, or a third if there is less room."""
+    """Returns how many tokens neighboring windows share: 128, as in `run_qa.py`, or a third of a short window."""
     return 128 if max_seq_length >= 256 else max_seq_length // 3
 
 
 def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int, question: int = 1) -> int:
-    """Returns the maximum tokens of a question. A window must have room for more context than it shares."""
+    """Returns the maximum tokens of a question. A window needs more tokens of context than `doc_stride`."""
     special = tokenizer.num_special_tokens_to_add(pair=True)
     left = max(max_seq_length - special - question, 0)
     if left <= doc_stride:

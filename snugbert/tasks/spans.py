@@ -52,7 +52,7 @@ class Answer(NamedTuple):
     null_odds: float | None  # score of "no answer" minus score of the best span. None without `version_2`
     best_span: str  # even if "no answer" scores higher. "" if the context has no tokens
     n_best: list[Candidate]  # at least one, best first
-    log_total: float = math.nan  # logarithms of the softmax denominators of starts and of ends, added up
+    log_total: float = math.nan  # sum of the logarithms of the softmax denominators of starts and of ends
 
     @property
     def chosen(self) -> Candidate:
@@ -93,7 +93,7 @@ def best_answers(
         max_answer_length: maximum tokens of an answer.
         version_2: questions may have no answer, as in SQuAD v2.0. The score of "no answer" is the sum of both logits
             of [CLS] in the window with the lowest sum. So a question has no answer only if no window has an answer.
-        null_threshold: the answer is "" if the odds of "no answer" exceed this.
+        null_threshold: the answer is "" if the odds of "no answer" exceed this value.
 
     If a context has no tokens, the answer is "", and with `version_2` the odds of "no answer" are [`SURELY_NULL`].
     """

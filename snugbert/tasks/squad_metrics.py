@@ -2,8 +2,8 @@
 
     answers -> measure_answers: a row of numbers per question -> score_v1 or score_v2: metrics
 
-Values are equal to the last digit: sums run in the scripts' order, one number after the other. Only the built-in `sum`
-of Python 3.12 and later, which evaluate-v2.0.py calls, rounds differently.
+Values are equal to the last digit: numbers are added one after the other, in the scripts' order. Only the built-in
+`sum` of Python 3.12 and later, which evaluate-v2.0.py calls, rounds differently.
 
 Shapes: N questions. `counts` says how often each question counts. Default: once. *Shape:* (N,)
 """
@@ -95,11 +95,11 @@ def score_v2(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, fl
     """Computes the metrics of `evaluate-v2.0.py` from [`measure_answers_v2`].
 
     Returns:
-        exact and f1 (means in percent) and total (the number of questions). The same for the questions with an answer
-        (HasAns_exact, ...) and without one (NoAns_exact, ...), if there are any. best_exact, best_exact_thresh,
-        best_f1 and best_f1_thresh: the highest value of any threshold, and the lowest threshold that reaches it, or
-        0.0 if no threshold beats "" as the answer to every question. With `counts`, there are no totals and no
-        thresholds, because they have no intervals.
+        exact and f1 (means in percent) and total (the number of questions). The same metrics of questions with an
+        answer (HasAns_exact, ...) and without an answer (NoAns_exact, ...), if the split has such questions.
+        best_exact, best_exact_thresh, best_f1 and best_f1_thresh: the highest value of any threshold, and the lowest
+        threshold that reaches it, or 0.0 if no threshold beats "" as the answer to every question. With `counts`,
+        totals and thresholds are left out, because they have no intervals.
     """
     weights = np.ones(len(rows)) if counts is None else counts
     _, has_answer, exact, f1, _, _ = rows.T

@@ -59,7 +59,7 @@ def make_tag_windows(
     Args:
         sentences: at least one. A sentence without words makes an empty window.
         max_length: maximum tokens of a window, at least 4.
-        first_labels, other_labels: of the first and of the other sub-tokens of each word. None: not labeled. (W,)
+        first_labels, other_labels: labels of each word's first and other sub-tokens. None: not labeled. (W,)
     """
     room = max_length - 2  # without [CLS] and [SEP]
     word_ids = _tokenize_words([word for sentence in sentences for word in sentence.words], tokenizer, room)
@@ -122,7 +122,7 @@ def _plan_windows(
 
 
 def _group(lengths: Sequence[int] | np.ndarray, limit: int) -> list[tuple[int, int]]:
-    """Returns start and end of groups of neighbors with a total length up to `limit`. Longer ones stay alone."""
+    """Returns start and end of groups of neighbors with a total length up to `limit`. Longer items stay alone."""
     groups = []
     begin = total = 0
     for i, length in enumerate(lengths):

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 TAG = re.compile(r"O|[BIMELSU]-.+")
-BARE_TAG = re.compile(r"[OBIMELSU]")  # without a type
+BARE_TAG = re.compile(r"[OBIMELSU]")  # tags without a type
 BARE_TYPE = "ENTITY"  # the type of entities whose tags have no type
 BARE = " without types"  # follows the name of the scheme if tags have no types
 # Scheme -> prefixes of the first, inner, last and only word of an entity. BIO is also called IOB2. IOB1, the scheme of
@@ -60,12 +60,12 @@ class TagSplit:
     source: str
     sentences: list[Sentence]  # after `check_tags`, their entity tags are in BIO
     one_word_per_line: bool = False  # whether the source is a CoNLL file
-    types: frozenset[str] = frozenset()  # entity types, or other tags, also of sentences beyond the limit on examples
-    suffix: str = ".jsonl"  # of the source, without .gz and .zst
-    lines: Sequence[str] = ()  # of the source. Empty for training and unlabeled sentences
+    types: frozenset[str] = frozenset()  # entity types, or other tags, even of sentences beyond the limit on examples
+    suffix: str = ".jsonl"  # suffix of the source, without .gz and .zst
+    lines: Sequence[str] = ()  # lines of the source. Empty for training and unlabeled sentences
     encoding: str = "utf-8"  # "utf-8-sig" if the source begins with a byte order mark
     limited: bool = False  # whether a limit on examples left out sentences at the end of the source
-    texts: Sequence[Text | None] = ()  # that sentences were made from. Empty if the source contains words
+    texts: Sequence[Text | None] = ()  # the texts of the sentences. Empty if the source contains words
     has_entities: bool = True  # False for other tags, such as parts of speech
 
     @property
@@ -165,10 +165,10 @@ def _check_sentences(sentences: list[Sentence], source: str, in_documents: bool,
 def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> str | None:
     """Converts the tags of all splits to BIO, and returns their scheme, such as "bio without types".
 
-    Returns None if the tags mark no entities. Then they stay the same.
+    Returns None, and keeps the tags, if they mark no entities.
 
-    The training data decide whether tags mark entities, or all splits without training data. A split with sentences
-    that have no tags loses its other tags.
+    Whether tags mark entities is decided on the training data or, if there are none, on all splits. If some sentences
+    of a split have no tags, its other tags are dropped.
 
     `scheme` is the scheme of all splits, or "auto": the scheme with the fewest invalid tags, see
     [`find_invalid_tags`]. `on_bad_tag`: "stop", or "repair" invalid tags as `conlleval` reads them, with a warning.
@@ -215,7 +215,7 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
             raise InputError(f"{message} Fix the tags, or set --on_bad_tag repair.")
         logger.warning("%s All invalid tags are repaired.", message)
     elif labeled:
-        iob1 = ": entities begin with I-, or with B- right after one of the same type" if scheme == "iob1" else ""
+        iob1 = ": entities begin with I-, or B- right after an entity of the same type" if scheme == "iob1" else ""
         logger.info("tagging scheme: %s%s%s", shown, iob1, f". The type is called {BARE_TYPE}." if bare else "")
     for split in splits.values():
         has_tags = split.labeled
@@ -261,7 +261,7 @@ def are_bare(tags: Iterable[str]) -> bool:
 
 
 def add_type(tag: str) -> str:
-    """Returns B-ENTITY for B. Tags with a type, and O, stay unchanged."""
+    """Returns B-ENTITY for B. Does not change O and tags with a type."""
     return f"{tag}-{BARE_TYPE}" if BARE_TAG.fullmatch(tag) and tag != "O" else tag
 
 
@@ -273,14 +273,14 @@ def list_types(tags: Iterable[str]) -> set[str]:
 def decode_tags(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Returns the entities of a sentence as (type, first word, last word), for tags of any scheme.
 
-    Invalid tags are read as in `conlleval`: an I- that does not continue an entity begins one.
+    Invalid tags are read as in `conlleval`: an I- that does not continue an entity begins a new entity.
     """
     iobes_prefixes = {"L-": "E-", "U-": "S-", "M-": "I-"}  # from BILOU and BMES
     return get_entities([iobes_prefixes.get(tag[:2], tag[:2]) + tag[2:] for tag in map(add_type, tags)])
 
 
 def encode_tags(entities: Iterable[tuple[str, int, int]], num_words: int, scheme: str) -> list[str]:
-    """Returns the tags of a sentence. It reverses [`decode_tags`]."""
+    """Returns the tags of a sentence. Reverses [`decode_tags`]."""
     tags = ["O"] * num_words
     scheme, bare, _ = scheme.partition(BARE)
     for kind, first, last in entities:

@@ -40,21 +40,21 @@ from snugbert.tasks.tagged_sentences import (
 )
 from snugbert.tasks.task_arguments import NerDataArguments
 
-METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
+METRICS = ("precision", "recall", "f1", "accuracy")  # metrics of all types together
 
 
 class TagAnswers(NamedTuple):
     """The answers to the sentences of a split."""
 
-    tags: Tags  # in the scheme of the data
+    tags: Tags  # tags in the scheme of the data
     scores: Sequence[np.ndarray] = ()  # probabilities of the predicted labels, (words,) each. Empty if unknown
 
 
 class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     """Tags the words of sentences, to find entities.
 
-    The labels are O, and B- and I- for each entity type. If the tags mark no entities, they are the labels, and the
-    metric is accuracy. A checkpoint that is not trained may have other tags.
+    The labels are O, and B- and I- for each entity type. If the tags mark no entities, the tags themselves are the
+    labels, and the metric is accuracy. A checkpoint that this run does not train may have other tags.
     """
 
     arguments = NerDataArguments
@@ -68,7 +68,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     training_metrics: tuple[str, ...] | None = METRICS
     default_columns = (("tokens",), ("text",))
     predicted_columns = ("predicted_tags", "entities")
-    scheme: str | None = None  # of the data. Predictions are converted to it. None: no conversion
+    scheme: str | None = None  # scheme of the data, to which predictions are converted. None: no conversion
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -90,9 +90,9 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         teacher: Task[Any, Any, Any] | None = None,
         is_teacher: bool = False,
     ) -> None:
-        """Sets the labels: O, and B- and I- for each entity type in the training data, or all its tags. See [`Task`].
+        """Sets the labels: O, and B- and I- for each entity type in the training data, or all tags. See [`Task`].
 
-        If a checkpoint has the same labels, their order is kept, so that its classifier stays valid. Without training
+        If a checkpoint has these labels, their order is kept, so that its classifier stays valid. Without training
         data, the checkpoint's labels are used.
         """
         known = list_labels(config) if teacher is None else list(teacher.labels or ())
@@ -160,7 +160,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
             # If a checkpoint lacks a B- or I- label, words with this tag are not trained on, but they are scored.
             ids = {label: i for i, label in enumerate(self.labels or ())}
             first = [ids.get(tag, IGNORE_INDEX) for tag in tags]
-            if self.args.label_all_tokens:  # with B- on the first sub-token of a word, then I-
+            if self.args.label_all_tokens:  # the first sub-token keeps B-, the others have I-
                 inside = {tag: ids.get(tag if tag == "O" else f"I-{tag[2:]}", IGNORE_INDEX) for tag in ids}
                 other = [inside.get(tag, IGNORE_INDEX) for tag in tags] if split.has_entities else first
         context = self.args.document_context
@@ -194,7 +194,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
         An entity is correct if its type, first word and last word are correct. For invalid tags see [`decode_tags`].
         The columns are equal tags and words, then correct, predicted and reference entities of all types together,
-        then the same three of each type, in the order of their names. *Shape:* (N, 5 + 3 * types)
+        then the same three numbers for each type, sorted by name. *Shape:* (N, 5 + 3 * types)
         """
         types = {kind: index for index, kind in enumerate(self._list_types(split), start=1)}
         tags = np.zeros((split.num_examples, 2), dtype=np.int64)
@@ -223,7 +223,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         return replace(split, name=name, sentences=chosen, texts=[texts[index] for index in indices])
 
     def rate_labels(self, split: TagSplit, logits: Logits, features: TagWindows) -> list[dict[str, Any]]:
-        """Returns the word of each sentence whose tag is least likely, first of all a word with another prediction."""
+        """Returns the word of each sentence whose tag is least likely, preferring words with a wrong prediction."""
         answers, references = self.decode(logits, split, features), self.list_references(split)
         logits = logits[0] if isinstance(logits, tuple) else logits
         words = softmax(logits[features.window_indices, features.token_indices].astype(np.float64), axis=-1)
@@ -259,8 +259,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def score(self, split: TagSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
         """Returns precision, recall and F1 of entities, and accuracy, the share of equal tags. See [`Task`].
 
-        A fraction with denominator 0 is 0. The values equal seqeval's to the last digit. Without `counts`, there are
-        also metrics of each type. If the tags mark no entities, the only metric is accuracy.
+        A fraction with denominator 0 is 0. The values equal seqeval's to the last digit. Without `counts`, also
+        returns the metrics of each type. If the tags mark no entities, the only metric is accuracy.
         """
         totals = rows.sum(axis=0) if counts is None else counts @ rows
         equal_tags, words = totals[:2].tolist()
@@ -276,8 +276,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def baseline(self, split: TagSplit, train: TagSplit | None) -> Baseline | None:
         """Scores each word's most frequent tag in the training data, and O for unknown words. See [`Task`].
 
-        If the tags mark no entities, unknown words get the tag of most known words. Invalid tags are repaired, as in
-        predictions of a model.
+        If the tags mark no entities, unknown words get the most common tag of known words. Invalid tags are repaired,
+        as in predictions of a model.
         """
         if train is None:
             return None
@@ -313,8 +313,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def write(self, split: TagSplit, answers: TagAnswers, folder: Path) -> None:
         """Writes the source of the sentences with the predicted tags, and a confusion matrix. See [`Task`].
 
-        Predicted tags or entities replace the source's. A source without them gets a last column, or a last key in
-        each object. Sentences beyond a limit on examples are left out. The file is not compressed.
+        Predicted tags or entities replace the source's. If the source has none, they become its last column, or the
+        last key of each object. Sentences beyond a limit on examples are left out. The file is not compressed.
         """
         if split.one_word_per_line:
             column = parse_column_number("label_column_name", self.args.label_column_name)
@@ -333,7 +333,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     # --- prediction ---------------------------------------------------------------------------------------------
 
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> list[str] | str:
-        """Returns the words, or a text. See [`Task`]."""
+        """Returns the words of a row, or its text. See [`Task`]."""
         (column,) = columns
         return read_texts(values, column) if isinstance(values.get(column), list) else read_text(values, column)
 

@@ -12,7 +12,7 @@ from snugbert.errors import InputError, explain_choice
 BINARY_METRICS = ("f1", "accuracy")
 LABEL_SET_METRICS = ("macro_f1",)
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
-# Of entities of a text: ours and doccano's, Prodigy's, spaCy's, doccano's and Label Studio's, and older doccano's.
+# Columns with entities: ours and doccano's, Prodigy's, spaCy's, doccano's and Label Studio's, and older doccano's.
 SPAN_COLUMNS = ("entities", "spans", "ents", "label", "labels")
 
 
@@ -139,9 +139,9 @@ class NerDataArguments(DataArguments):
     label_column_name: str | None = argument(
         None, "Column of the tags or entities. Default: ner_tags, tags or entities, or the last for CoNLL."
     )
-    # 128 was the default of run_ner.py while it had one (transformers 3). Only 5 of CoNLL-2003's 20,744 sentences are
-    # longer. Without padding a higher limit costs nothing, and --document_context benefits from it. [CLS], [SEP] and
-    # two other tokens: half of the room must be at least one token.
+    # 128 was the default of run_ner.py in transformers 3. Only 5 of CoNLL-2003's 20,744 sentences are longer. Without
+    # padding a higher limit costs nothing, and --document_context benefits from it. The minimum is [CLS], [SEP] and
+    # two tokens, because half of the room must be at least one token.
     max_seq_length: int = argument(
         128, "Maximum tokens of a window. Longer sentences take several windows.", range=Range(4)
     )

@@ -1,6 +1,6 @@
-"""`--dry_run`: takes a few real steps of a run in memory, and prints what the whole run will take.
+"""`--dry_run`: takes a few real steps of a run in memory, and prints the time and memory that the run will need.
 
-The steps use the run's own examples. Only caches are written, and the run will use them.
+The steps use the run's own examples. Only caches are written, which the run will use.
 """
 
 import copy
@@ -48,9 +48,9 @@ def run_dry(
 ) -> float:
     """Takes a few steps of each part of a run, prints the plan, and returns the expected seconds of all `runs`.
 
-    Every process must call this. The time to start and to read the data is not included. The `parts` make the trainers
-    of consecutive steps. The `evaluation_sets` are evaluated at the end, and the trainer's own also during training.
-    After `budget` seconds, no run starts.
+    Every process must call this. The time to start and to read the data is not included. Each of the `parts`
+    makes a trainer for its share of the steps, in order. All `evaluation_sets` are evaluated at the end, and the
+    trainer's own also during training. After `budget` seconds, no further run starts.
     """
     done = 0 if checkpoint is None else step_of(Path(checkpoint))
     rows, training, evaluation, evaluations = {}, 0.0, 0.0, 0
@@ -130,7 +130,7 @@ class Stopwatch(TrainerCallback):
 
 
 def _time_steps(trainer: RunTrainer) -> float:
-    """Trains for a few steps. Returns the seconds of a step."""
+    """Trains for a few steps. Returns the mean seconds per step."""
     for kind in ("logging", "eval", "save"):
         setattr(trainer.args, f"{kind}_strategy", "no")
     watch = Stopwatch(WARMUP_ON_CPU if trainer.args.device.type == "cpu" else WARMUP_ON_GPU)

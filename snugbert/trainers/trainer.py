@@ -50,7 +50,7 @@ class RunTrainer(Trainer):
 
     - A checkpoint is complete or absent, even if the run is killed, see [`RunCheckpoints`].
     - A run resumes with its original settings, see [`RunSettings`]. Only the number of steps may change.
-    - It can be stopped at any time, and stops if the loss or the gradient norm is not finite, see [`StopSignal`].
+    - A run can be stopped at any time, and stops if the loss or the gradient norm is not finite, see [`StopSignal`].
     - `hub_token` moves to the environment, and `training_args.bin` is not written.
     - Labels at padding are ignored, as in the models.
     """
@@ -70,7 +70,7 @@ class RunTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any):
         try:
             super().__init__(*args, **kwargs)
-        except (ValueError, RuntimeError, ImportError) as error:  # such as an argument or a missing reporter
+        except (ValueError, RuntimeError, ImportError) as error:  # such as an invalid argument
             raise InputError(str(error)) from error
         self.model_config: Any = getattr(self.model, "config", None)
         self.graphs = RunGraphs(self)
@@ -148,7 +148,7 @@ class RunTrainer(Trainer):
             if checkpoint is not None:
                 logger.info("resuming from %s", Path(checkpoint).name)
             self._begin(state)
-            wait_for_all()  # the first process counts which tokens the examples contain
+            wait_for_all()  # the first process may still count the tokens of the examples
             self.compare_settings(checkpoint)
             self.reports.begin(state)
             if self.pad_to_multiple_of:
@@ -176,7 +176,7 @@ class RunTrainer(Trainer):
         """Called before training, with the `state` of the checkpoint or of a new run."""
 
     def check_optimizer(self, steps: int) -> None:
-        """Makes the optimizer and the schedule, before the data are read. An invalid option is an [`InputError`]."""
+        """Makes the optimizer and the schedule, before the data are read. Invalid options raise an [`InputError`]."""
         try:
             self.create_optimizer_and_scheduler(steps)
         except InputError:
@@ -234,7 +234,7 @@ class RunTrainer(Trainer):
     # --- batches ------------------------------------------------------------------------------------------------
 
     def _get_dataloader(self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any) -> Any:
-        # Trainer makes all loaders here. Rows are filled, and signals do not end the data workers.
+        # Trainer makes all loaders here. This method fills rows, and keeps signals from ending data workers.
         collate = self.data_collator
         self.data_collator = self._fill_rows(dataset, batch_size, kwargs.get("is_training", False))
         try:
@@ -293,7 +293,7 @@ class RunTrainer(Trainer):
             write_atomically(file, json.dumps(values, indent=4, sort_keys=True))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the model without `training_args.bin`. Files follow the umask. A full disk raises [`InputError`]."""
+        """Saves the model without `training_args.bin`. Modes follow the umask. A full disk raises [`InputError`]."""
         folder = Path(output_dir or self.args.output_dir or "")
         with explaining_failed_writes(folder, RESUME):
             super().save_model(output_dir, _internal_call)
@@ -347,7 +347,7 @@ class RunTrainer(Trainer):
     # --- the Hub ------------------------------------------------------------------------------------------------
 
     def write_card(self) -> None:
-        """Writes a model card with the current metrics into the output folder. Here, it is Trainer's."""
+        """Writes a model card with the current metrics into the output folder. By default, writes Trainer's card."""
         super().create_model_card()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

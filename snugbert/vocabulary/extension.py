@@ -2,8 +2,8 @@
 
 Old tokens keep their ids, and new tokens follow them. Words of the domain text are split into old tokens, and the most
 frequent pair of neighbors is merged repeatedly. So each new token is a sequence of old tokens. In the model, the
-embedding and the output bias of a new token start as the mean over these old tokens. Everything else stays the same.
-In WordPiece, the old tokenizer splits a new token into exactly these tokens, because any part of a longest-match
+embedding and the output bias of a new token start as the mean over these old tokens. Nothing else changes. In
+WordPiece, the old tokenizer splits a new token into exactly these tokens, because any part of a longest-match
 segmentation is itself a longest-match segmentation.
 """
 
@@ -23,7 +23,7 @@ from snugbert.families.reading import CLASSES, build_model, fetch_checkpoint, re
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
 from snugbert.vocabulary.learning import KINDS, Merge, TokenizerKind, make_tokenizer, merge_pairs
 
-# While merging, the old token with id `i` is the character `chr(FIRST_CHARACTER + i)`. None of these is a space.
+# While merging, the old token with id `i` is the character `chr(FIRST_CHARACTER + i)`. No such character is a space.
 FIRST_CHARACTER = 0x10000
 
 
@@ -32,8 +32,8 @@ class Extension(NamedTuple):
 
     tokens: dict[str, list[int]]  # new token -> ids of the old tokens in it. Sorted by the ids of the new tokens
     first_id: int
-    num_words: int  # that the tokens were learned from. Words with unknown characters were left out
-    merges: list[Merge]  # for BPE. They are applied in this order, after the old merges
+    num_words: int  # words that the tokens were learned from. Words with unknown characters were left out
+    merges: list[Merge]  # new merges of BPE, to apply in this order after the old merges
 
 
 def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[TokenizerKind, dict[str, Any]]:
@@ -140,7 +140,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
 
 
 def load_init_model(name: str) -> PreTrainedModel | None:
-    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None: there is no model."""
+    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None if it has no model."""
     folder = fetch_checkpoint(name)
     if folder.is_dir() and not (folder / "config.json").exists() and not any(folder.glob("*.ckpt*.index")):
         return None
@@ -153,9 +153,9 @@ def load_init_model(name: str) -> PreTrainedModel | None:
 
 @torch.no_grad()
 def extend_model(model: PreTrainedModel, extension: Extension) -> None:
-    """Adds an embedding and an output bias per new token, in place: the means over the old tokens it consists of.
+    """Adds an embedding and an output bias per new token, in place: the means over the old tokens in it.
 
-    A SnugBERT model with any head. It may have more embeddings than the old tokenizer has tokens.
+    `model` is a SnugBERT model with any head. It may have more embeddings than the old tokenizer has tokens.
     """
     vocab_size = extension.first_id + len(extension.tokens)
     if vocab_size > model.config.vocab_size:

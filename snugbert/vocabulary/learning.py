@@ -32,7 +32,7 @@ KINDS: tuple[TokenizerKind, ...] = ("wordpiece", "bpe", "byte-bpe")
 Merge = tuple[str, str]
 
 # Number of characters that get a token. Both of Google's English vocabularies have 997. Scripts with more characters
-# get enough tokens to cover 0.9995 of the text, as in sentencepiece, so that Chinese characters are not [UNK].
+# have enough tokens to cover 0.9995 of the text, as in sentencepiece, so that Chinese characters are not [UNK].
 ALPHABET_SIZE = 1000
 CHARACTER_COVERAGE = 0.9995
 LONGEST_WORD = 100  # characters; WordPiece makes longer words [UNK] (max_input_chars_per_word)
@@ -61,10 +61,10 @@ def make_tokenizer(
 
     BPE and byte-level BPE are plain transformers tokenizers, which `AutoTokenizer` opens without SnugBERT. In
     byte-level BPE, a word's first token includes the space before it, even at the start of a text, and [MASK] replaces
-    both. So a word always gets the same tokens, even in lists of words.
+    both. So a word always has the same tokens, even in lists of words.
 
     `tokens` are the vocabulary in the order of ids, including [`SPECIAL_TOKENS`]. By default, text is lowercased
-    except in byte-level BPE, and `strip_accents` is as `do_lower_case`.
+    except in byte-level BPE, and `strip_accents` equals `do_lower_case`.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if do_lower_case is None:
@@ -259,7 +259,7 @@ def default_casing(language: str | None, kind: TokenizerKind, given: dict[str, A
 
 
 def describe_casing(casing: dict[str, Any]) -> str:
-    """Returns a sentence about what settings of [`make_tokenizer`] do to case and accents."""
+    """Returns a sentence on how settings of [`make_tokenizer`] change case and accents."""
     lower, strip = bool(casing["do_lower_case"]), casing.get("strip_accents")
     strip = lower if strip is None else strip
     case, accents = ("removed" if lower else "kept"), ("removed" if strip else "kept")

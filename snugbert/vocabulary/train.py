@@ -52,7 +52,7 @@ MARKING_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenize
 def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
     """Learns or extends a tokenizer, saves it, and prints a summary. Returns the tokenizer.
 
-    With `init`, a model in its folder is extended, too.
+    With `init`, a model in its folder is also extended.
     """
     output_dir = Path(args.output_dir)
     check_new_results(output_dir, MARKING_FILES, args.overwrite_output_dir)
@@ -101,13 +101,13 @@ def _learn(args: VocabularyArguments, lines: Iterator[str]) -> TokenizersBackend
 
 
 def _extend(args: VocabularyArguments, lines: Iterator[str]) -> TokenizersBackend:
-    """Extends the tokenizer of `init`. If there is a model, extends and saves the model, too."""
+    """Extends the tokenizer of `init`. If its folder has a model, also extends and saves the model."""
     name, output_dir = str(args.init), Path(args.output_dir)
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
     kind, settings = read_tokenizer_settings(old, name)
     language = choose_language(args.language, [stored_in_tokenizer(old, name)])
     _check_init(args, old, name)
-    transformers_logging.disable_progress_bar()  # for reading and writing weights
+    transformers_logging.disable_progress_bar()  # the bar for reading and writing weights
     model = load_init_model(name)
     words = count_words(lines, make_tokenizer(kind, **settings))
     extension = learn_extension(words, old, args.vocab_size - len(old), args.min_frequency)
@@ -145,7 +145,7 @@ def _extend_and_save(model: PreTrainedModel, extension: Extension, tokenizer: To
 
 
 def _check_init(args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str) -> None:
-    """Checks that the arguments leave the settings of the tokenizer to extend, and that there is room for tokens."""
+    """Checks that the arguments change no settings of the tokenizer to extend, and leave room for new tokens."""
     for flag in args.casing | ({} if args.model is None else {"model": args.model}):
         raise InputError(f"--{flag}: the new tokens are split as in {name}. Remove the flag.")
     check_ids(old, name)

@@ -187,4 +187,4 @@ def test_help_is_short_and_lists_each_argument_once(command, capsys):
 def test_effective_defaults(capsys):
     text = {line.split()[0]: line for line in print_help("glue", "--help", capsys) if line.startswith("  --")}
     assert text["--num_train_epochs"].endswith("Default: 3.") and "--adam_beta1" not in text
-    assert text["--bf16"].endswith("Default: true if the GPU or CPU has it.")
+    assert text["--bf16"].endswith("Default: true where supported.")

@@ -96,7 +96,7 @@ def test_columns_documents_and_compressed_files(tmp_path, caplog):
 def test_a_first_column_of_numbers_gets_a_warning(tmp_path, caplog, text, warns):
     (tmp_path / "test.txt").write_text(text)
     load_splits(("test",), test_file=str(tmp_path / "test.txt"))
-    message = "test.txt: the first column has only numbers, and is read as words. If the words are in column 2, set "
+    message = "test.txt: the first column, read as words, has only numbers. If the words are in column 2, set "
     assert (message + "--text_column_name 2." in caplog.text) == warns
     caplog.clear()
     load_splits(("test",), test_file=str(tmp_path / "test.txt"), text_column_name="1")  # the user chose it

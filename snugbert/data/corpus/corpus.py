@@ -5,8 +5,8 @@
     prepared/part-00000-of-00003.arrow part-00000-of-00003.index ...
 
 Each part is an Arrow stream of blocks, see `part_files.py`. A row is a document: `sentences` holds lists of token ids,
-and `document` is its index in the text of the part. `continues_word`, if it was requested and the vocabulary does not
-mark such tokens, has a bit for each token. `datasets.Dataset.from_file` opens a part.
+and `document` is the document's index in the text of the part. With `store_words`, if the vocabulary does not mark
+tokens inside words, `continues_word` has a bit for each token. `datasets.Dataset.from_file` opens a part.
 """
 
 import logging
@@ -42,7 +42,7 @@ from snugbert.storage.urls import ask_together, hide_credentials
 
 logger = logging.getLogger(__name__)
 
-MANY_UNKNOWN = 0.05  # the share of [UNK] from which on a warning appears
+MANY_UNKNOWN = 0.05  # share of [UNK] tokens at which a warning appears
 
 
 @dataclass(eq=False, repr=False)
@@ -51,10 +51,10 @@ class Corpus:
 
     blocks: Sequence[Block]
     digest: str  # changes when the text, the tokenizer or a setting changes
-    folder: Path | str | None = None  # or its URL. None: the corpus was made in memory
+    folder: Path | str | None = None  # folder or URL. None: the corpus was made in memory
     sources: dict[str, str] = field(default_factory=dict)  # the digest of each text file, or of the dataset, by name
-    # Everything else that determines the content: the digest of the tokenizer, the language, and which documents were
-    # kept.
+    # Everything else that determines the content, such as the digest of the tokenizer, the language, and which
+    # documents were kept.
     settings: dict[str, Any] = field(default_factory=dict)
     counts: Counts = None  # type: ignore[assignment]  # from the indices. None: the blocks are counted
 
@@ -69,7 +69,7 @@ class Corpus:
 
     @property
     def has_words(self) -> bool:
-        """Whether the tokens that continue a word are stored."""
+        """Whether the corpus stores which tokens continue a word."""
         return self.settings.get(WORDS, False)
 
     @property
@@ -120,12 +120,12 @@ def open_corpus(
     Args:
         folder: the folder of the corpus, or its URL on any file system that fsspec opens.
         tokenizer: the tokenizer that the corpus was prepared with.
-        cache_dir: for a URL, the folder for the blocks in use. The processes of a run share it. Runs at the same time
-            need different folders. Default: a folder for this corpus in `HF_HOME`.
+        cache_dir: for a URL, the folder for the blocks in use. The processes of a run share it. Simultaneous runs need
+            different folders. Default: a folder for this corpus in `HF_HOME`.
         cache_gb: for a URL, the size of this folder in GB (1e9 bytes).
 
     Returns:
-        The corpus. It is memory-mapped, so it may be larger than the memory. Blocks are verified when they are first
+        The corpus. It is memory-mapped, so it may be larger than RAM. Blocks are verified when they are first
         used.
 
     Raises:
@@ -142,7 +142,7 @@ def open_corpus(
         )
     if missing := [name for name in names if name not in sizes]:
         raise InputError(
-            f"{output}: {missing[0]} is missing or unfinished, like {len(missing)} of {len(names)} parts. Run "
+            f"{output}: {len(missing)} of {len(names)} parts are missing or unfinished, such as {missing[0]}. Run "
             "`snugbert prepare` again for all shards."
         )
     parts = [output.locate(name) for name in sizes]

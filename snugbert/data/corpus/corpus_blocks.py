@@ -41,7 +41,7 @@ class MappedPart:
 
 
 class Blocks(Sequence[Block]):
-    """The blocks of a corpus, mapped into memory from the files of its parts. It can be pickled."""
+    """The blocks of a corpus, mapped into memory from the files of its parts. Can be pickled."""
 
     def __init__(self, parts: Sequence[MappedPart]):
         self.parts = parts
@@ -91,7 +91,7 @@ class Blocks(Sequence[Block]):
                 raise pa.ArrowInvalid(f"the checksum of block {number} does not match the index")
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), part.schema)
             if self.is_own:
-                batch.validate(full=True)  # makes the buffers safe to read
+                batch.validate(full=True)  # afterwards, the buffers are safe to read
             return view_block(batch)
         except InputError:
             raise
@@ -132,7 +132,7 @@ class CachedBlocks(Blocks):
             self.pinned = int(np.searchsorted(np.cumsum(self.sizes), self.cache_bytes - in_use, side="right"))
 
     def ensure(self, numbers: Iterable[int]) -> None:
-        """Downloads the blocks that are missing. Waits for a download that [`ensure_later`] began."""
+        """Downloads those of `numbers` that are missing. Waits for a download that [`ensure_later`] began."""
         if self._download is not None:
             self._download.join()  # blocks that failed to download are retried now
             self._download = None

@@ -4,9 +4,9 @@ A part is an Arrow stream of blocks. The metadata of its schema is a record of `
 corpus, and under `text` the digest of each text file or of the dataset, by name. Names of files are relative to the
 common folder of all text files, so that they are the same on every machine. [`Block`] is a view of one block.
 
-The index is a safetensors file: where the blocks are, how to verify them, and counts of their content. With it,
+The index is a safetensors file with the offsets of the blocks, their checksums, and counts of their content. With it,
 opening a corpus and planning a run reads no text, and a machine can fetch single blocks from a bucket. The index is
-written last, so a part is complete if its index is there.
+written last, so a part with an index is complete.
 """
 
 import hashlib
@@ -42,8 +42,8 @@ from snugbert.storage.urls import (
 KIND = "a prepared corpus"  # see `continuation.py`
 FORMAT = 1  # version of the files
 TEXT = "text"  # setting of a part: the digests of its text
-WORDS = "continues_word"  # column of word bits, and the setting of a corpus that has this column
-DATASET = "dataset "  # prefix of the name of a dataset, in the names of sources
+WORDS = "continues_word"  # name of the column of word bits, and of the setting that adds it
+DATASET = "dataset "  # prefix of a dataset's name among the names of sources
 PART_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.arrow")
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
@@ -89,7 +89,7 @@ def parse_record(schema: pa.Schema) -> dict[str, Any]:
 
 
 def shared_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that all parts of a corpus share: all but the text files, which differ."""
+    """Returns the settings that all parts of a corpus share: all except the text files."""
     settings = dict(record["settings"])
     if not any(name.startswith(DATASET) for name in settings[TEXT]):
         del settings[TEXT]
@@ -179,12 +179,12 @@ class PartIndex:
 
 
 def index_name(part: str) -> str:
-    """Returns the name of a part's index. Both names are without folders, or both are paths or URLs."""
+    """Returns the name of a part's index. `part` may be a file name, a path or a URL."""
     return part.removesuffix(".arrow") + ".index"
 
 
 def read_index(part: str, size: int) -> PartIndex:
-    """Reads the index of a part, which is a path or a URL. `size`: bytes of the part. Another size means damage."""
+    """Reads the index of a part, which is a path or a URL. The part must have `size` bytes."""
     name = index_name(part)
     data = read_bytes(name) if is_url(name) else Path(name).read_bytes()
     index = parse_index(data, hide_credentials(name))
@@ -226,7 +226,7 @@ def write_index(index: PartIndex, file: Path) -> None:
 
 
 def parse_index(data: bytes, name: str) -> PartIndex:
-    """Reads the bytes of an index file. Messages name it `name`."""
+    """Parses the bytes of an index file. Messages call the file `name`."""
     try:
         arrays: dict[str, Any] = load(data)
         columns = {name: arrays[name] for name in BLOCK_COUNTS}
@@ -262,8 +262,8 @@ def read_num_parts(name: str) -> int:
 class CorpusFolder:
     """The folder of a corpus at a path or a URL.
 
-    For a bucket, a local folder holds the part that is being written. A finished part is uploaded, and removed from
-    this machine. So the disk needs space for one part per process.
+    For a bucket, a local folder holds the part that is being written. A finished part is uploaded and
+    then removed from this machine, so the disk needs space for one part per process.
     """
 
     def __init__(self, place: str | Path):
@@ -285,7 +285,7 @@ class CorpusFolder:
         return str(self.folder / name) if self.url is None else join(self.url, name)
 
     def find_parts(self) -> dict[str, int]:
-        """Returns the names of the complete parts, which have an index, in order, and their sizes."""
+        """Returns the sizes of the complete parts (parts with an index) by name, in order."""
         if self.url is None:
             files = {file.name: file.stat().st_size for file in self.folder.glob("part-*")}
         else:
@@ -310,14 +310,14 @@ class CorpusFolder:
         """Uploads a finished part, and removes it from this machine."""
         if self.url is None:
             return
-        remove(join(self.url, index_name(name)))  # until the new one is there, the part is incomplete
+        remove(join(self.url, index_name(name)))  # without an index, the part counts as incomplete
         for each in (name, index_name(name)):
             upload(self.folder / each, join(self.url, each))
         for each in (index_name(name), name):
             (self.folder / each).unlink()
 
     def remove_part(self, name: str) -> None:
-        """Removes the files of a part. They may be missing."""
+        """Removes the files of a part, if they exist."""
         for each in (index_name(name), name):
             (self.folder / each).unlink(missing_ok=True)
             if self.url is not None:

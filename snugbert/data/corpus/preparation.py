@@ -1,11 +1,11 @@
 """Prepares a corpus: text files or a dataset -> sentences -> token ids -> the part files of a folder.
 
-A part exists or not. After a full disk or a killed process, the next call writes the parts that are missing. Memory
-holds a few batches of text and one block of about 4 million tokens. To find repeated text, it also holds 8 bytes for
-each different line, up to a limit (`MOST_COUNTED` in `repeated_text.py`) unless copies are left out. Otherwise, memory
-does not grow with the corpus.
+A part is written completely or not at all. If the disk fills up or the process is killed, the next call writes the
+missing parts. Memory holds a few batches of text, one block of about 4 million tokens, and 8 bytes for each different
+line, to find repeated text. If copies are only counted, the number of lines has a limit (`MOST_COUNTED` in
+`repeated_text.py`). Apart from these lines, memory does not grow with the corpus.
 
-[`prepare_in_cache`] prepares text in the cache, which has a folder for each text, tokenizer and settings:
+[`prepare_in_cache`] prepares text in the cache. Each combination of text, tokenizer and settings has a folder:
 
     ~/.cache/huggingface/snugbert/0123456789abcdef0123456789abcdef/part-00000-of-00001.arrow ...
 """
@@ -145,10 +145,10 @@ def prepare_in_cache(
     deduplicate: Deduplication | None = None,
     store_words: bool = False,
 ) -> Corpus:
-    """Prepares a text in the cache `cache_dir`, by default `HF_HOME`, or reuses it.
+    """Prepares a text in the cache `cache_dir` (default: in `HF_HOME`), or reuses the prepared text.
 
-    The name of its folder is a digest of the text, the tokenizer and the settings. Local files count as changed if
-    their time changed, so that they need not be read.
+    The name of its folder is a digest of the text, the tokenizer and the settings. A local file counts as changed if
+    its size or time changed, so unchanged files are not read.
     """
     parts = plan_parts(text, keeps=keeps, deduplicate=deduplicate)
     settings = _list_settings(parts[0], tokenizer, language, documents, None, store_words)
@@ -177,8 +177,8 @@ def prepare_parts(
 
     `parts` are the whole corpus or one shard. Several processes may call this at the same time. One process writes
     each part, and other processes wait for it. If all parts are prepared, nothing is written, so `folder` may be
-    read-only. `language` splits lines into sentences. None: each line is a sentence, in `lines_language`, if it is
-    known. `documents` describes which documents the parts keep, and is one of the settings of the corpus.
+    read-only. The rules of `language` split lines into sentences. None: each line is a sentence, and `lines_language`
+    is its language, if known. `documents`, a setting of the corpus, describes which documents the parts keep.
     """
     settings = _list_settings(parts[0], tokenizer, language, documents, lines_language, store_words)
     output = CorpusFolder(folder)
@@ -203,7 +203,7 @@ def _list_settings(
     lines_language: str | None,
     store_words: bool,
 ) -> dict[str, Any]:
-    """Returns everything but the text that determines the content of a corpus."""
+    """Returns all settings that determine the content of a corpus, besides its text."""
     return {
         "format": FORMAT,
         "tokenizer": hash_tokenizer(tokenizer),
@@ -224,8 +224,8 @@ def _find_finished(
 ) -> set[str]:
     """Returns the names of the parts in a folder that belong to this corpus.
 
-    Parts of another corpus are an [`InputError`]. With `replace`, they are removed unless a shard of this corpus
-    writes the same name: another machine may have just replaced such a part.
+    Parts of another corpus raise an [`InputError`]. With `replace`, they are removed, unless this corpus has
+    parts of the same names, which another machine may have just written.
     """
     own = {part.name: part for part in parts}
     finished = set()
@@ -261,7 +261,7 @@ def _write_missing_parts(
                 record = make_record(KIND, {**settings, TEXT: part.describe_text()})
                 written = CorpusFolder(output.folder)
                 is_published = _is_made_from(output.read_record(part.name), record)
-                if is_published or _is_made_from(written.read_record(part.name), record):  # or an upload failed
+                if is_published or _is_made_from(written.read_record(part.name), record):  # not uploaded
                     log.skip(size or 0)
                     progress.skip_to(log.position)
                 else:
@@ -288,7 +288,7 @@ def _is_made_from(before: Mapping[str, Any] | None, record: Mapping[str, Any]) -
 
 
 def find_missing_parts(output: CorpusFolder, parts: Sequence[Part], prepared: Part) -> list[str]:
-    """Returns the names of a corpus's parts that are not finished, or have other settings than a finished part."""
+    """Returns the names of a corpus's parts that are unfinished, or whose settings differ from those of `prepared`."""
     settings = {name: record and shared_settings(record) for name, record in output.read_records().items()}
     return [part.name for part in parts if settings.get(part.name) != settings[prepared.name]]
 
@@ -303,7 +303,7 @@ def _write_part(
     progress: Progress,
 ) -> None:
     """Writes the Arrow stream of a part. Without an index, the part is incomplete."""
-    positions: deque[int] = deque()  # in the text, after each batch that is being tokenized
+    positions: deque[int] = deque()  # in the text, at the end of each batch that is being tokenized
 
     def read_batches() -> Iterator[list[tuple[int, list[str]]]]:
         for batch in _make_batches(documents):
@@ -337,7 +337,7 @@ def _write_block(stream: IO[bytes], block: Sequence[TokenizedDocuments], schema:
     documents = pa.ListArray.from_arrays(_offsets([batch.document_lengths for batch in block]), sentences)
     columns = [pa.array(np.concatenate([batch.numbers for batch in block])), documents]
     if WORDS in schema.names:
-        starts = sentences.offsets.take(documents.offsets)  # of documents, in tokens
+        starts = sentences.offsets.take(documents.offsets)  # index of each document's first token
         bits = np.concatenate([batch.continues_word for batch in block])
         columns.append(pa.ListArray.from_arrays(starts, pa.array(bits)))
     stream.write(pa.record_batch(columns, schema=schema).serialize())
@@ -349,7 +349,7 @@ def _offsets(lengths: Sequence[np.ndarray]) -> pa.Array:
 
 
 def _make_batches(documents: Iterable[tuple[int, list[str]]]) -> Iterator[list[tuple[int, list[str]]]]:
-    """Groups documents that are tokenized together. The groups depend only on the text, not on `num_workers`."""
+    """Groups documents into batches for tokenizing. Batches depend only on the text, not on `num_workers`."""
     batch, characters = [], 0
     for number, document in documents:
         batch.append((number, document))

@@ -24,7 +24,7 @@ from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_f
 from snugbert.errors import InputError
 
 MOST_PARTS = 256  # each part is a file to open and map
-PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
+PART_BYTES = 2**26  # bytes of text files per part, unless there would be more than MOST_PARTS parts
 Keeps = Callable[[int], bool] | None  # whether to keep a document, by its index in the part's text
 
 
@@ -36,8 +36,8 @@ class Part:
     num_parts: int
     text: TextArguments
     files: tuple[TextFile, ...]  # of this part. Empty for a dataset
-    # Of the files, relative to the common folder of all text files of the corpus. Or `dataset` and the name of the
-    # dataset. They are the same on every machine.
+    # Names of the files, relative to the common folder of all text files of the corpus. For a dataset, `dataset` and
+    # its name. Names are the same on every machine.
     names: tuple[str, ...]
     keeps: Keeps  # None: all
     # Which copies to leave out. If set, each part reads all files and keeps every nth document, because finding a copy
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def size(self) -> int | None:
-        """Bytes of the text files, or rows of the dataset, which the part reads. None if it is unknown."""
+        """Bytes of text files, or rows of a dataset, that the part reads. None if the number is unknown."""
         if self.files:
             return sum(map(measure_file, self.files))
         reads_all = self.deduplicate is not None or self.num_parts == 1
@@ -73,13 +73,13 @@ class Part:
                 yield number, document
 
     def identify(self) -> list[str]:
-        """Returns a string per file that changes when the text changes."""
+        """Returns a string for each file, or one for a dataset. It changes when the text changes."""
         if not self.files:
             return [dataset_version(self.text)]
         return [_identify(file) for file in self.files]
 
     def describe_text(self) -> dict[str, str]:
-        """Returns the digest of each text file, or of the dataset, by name. It is the same on every machine."""
+        """Returns the digest of each text file, or of the dataset, by name. Digests are the same on every machine."""
         identities = self.identify()
         if not self.files:
             return {self.names[0]: identities[0]}
@@ -90,7 +90,7 @@ class Part:
 def _identify(file: TextFile) -> str:
     """Returns a string that changes when a file changes.
 
-    For a file in a bucket, it comes from the listing. If the store has neither checksum nor time, the file is read.
+    For a file in a bucket, the string comes from the listing, or from the file if the listing has no version.
     """
     if isinstance(file, RemoteText):
         return f"{file.size} {file.version}" if file.version else _hash_file(file)
@@ -98,14 +98,14 @@ def _identify(file: TextFile) -> str:
     return str([stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
 
 
-@cache  # while its identity stays the same, a file is read once
+@cache  # a file is read again only if its identity changes
 def _hash_text(file: TextFile, identity: str) -> str:
     return _hash_file(file)
 
 
 def _hash_file(file: TextFile) -> str:
-    # A text in a bucket is read twice, for the digest and for the tokens. With the store's version instead, the same
-    # text in a different place would make different parts. Reading is much faster than tokenizing.
+    # Text in a bucket is read twice, for the digest and for the tokens. If the digest were the store's version, the
+    # same text in a different place would make different parts. Reading is much faster than tokenizing.
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
 

@@ -53,7 +53,7 @@ class DistillationTrainer(FineTuningTrainer):
     The teacher's logits are computed first, and cached. Evaluation is unchanged: its loss uses labels only.
 
     Args:
-        model: the student, as in [`FineTuningTrainer`]. A size such as "tiny" gets the tokenizer of the teacher.
+        model: the student, as in [`FineTuningTrainer`]. A size such as "tiny" uses the tokenizer of the teacher.
         args: the settings. `distillation_temperature` and `distillation_weight` apply to the teacher's soft targets.
         teacher: a Hub name or folder of a model that was fine-tuned for this task, or a SnugBERT model in memory with
             the tokenizer `processing_class`.
@@ -127,7 +127,7 @@ class DistillationTrainer(FineTuningTrainer):
 def collate_soft_targets(
     collate: Callable[[Any], Any], targets: SoftTargets, output: Output, features: Sequence[Mapping[str, Any]]
 ) -> Any:
-    """Returns the batch of another collator, with the teacher's logits. Features of an evaluation have none."""
+    """Returns the batch of another collator, with the teacher's logits. Evaluation has no such logits."""
     if ROW not in features[0]:
         return collate(features)
     batch = collate([{name: feature[name] for name in feature if name != ROW} for feature in features])

@@ -12,7 +12,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, OWN_FLAGS, SweepFile, read_sweep_file
 
 MAIN_METRIC = "main"  # replaced by the main metric of the task
-# Must not change when a run resumes, in addition to the settings that every run compares.
+# Settings that must not change on resume, in addition to the settings that every run compares.
 COMPARED_SETTINGS = (
     *OWN_FLAGS,
     "early_stopping_patience",
@@ -32,7 +32,7 @@ class FineTunedModelArguments(StudentArguments):
         "first", "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5.", advanced=True
     )
 
-    # These fields are set from Python only. If they are None, both are loaded.
+    # These fields are set from Python only. None: model and tokenizer are loaded.
     model: ClassVar[Any] = None  # a PreTrainedModel
     tokenizer: ClassVar[Any] = None
 
@@ -54,12 +54,12 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
     do_train: bool = argument(False, "Train. Default: train, evaluate and predict on the data that you pass.")
     do_eval: bool = argument(False, "Evaluate on the validation examples. Default: see --do_train.")
     do_predict: bool = argument(False, "Predict the test examples. Default: see --do_train.")
-    # None in this and the next arguments: the user did not choose.
+    # In this and the next arguments, None means that the user did not choose a value.
     learning_rate: float = argument(None, "Peak learning rate. Default: depends on the model's size.")
     num_train_epochs: float = argument(None, "Number of passes over the training examples. Default: 3.")
     per_device_train_batch_size: int = argument(32, "Training examples per device and batch.")
     per_device_eval_batch_size: int = argument(32, "Examples per device and batch for evaluation and prediction.")
-    # A share of all steps, so that short runs have a learning curve, too.
+    # A share of all steps, so that even short runs have a learning curve.
     logging_steps: float = argument(0.02, "Steps between log lines. A value below 1 is a share of all steps.")
     warmup_steps: float = argument(0.1, "Steps of linear warmup. A value below 1 is a share of all steps.")
     weight_decay: float = argument(0.01, "Weight decay, except on biases and LayerNorm.")
@@ -114,7 +114,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
     def __post_init__(self):
         self._read_sweep()
         check_ranges(self)
-        if isinstance(self.class_weights, dict):  # as in JSON, which is compared on resume
+        if isinstance(self.class_weights, dict):  # text keys as in JSON, which a resumed run compares
             self.class_weights = {str(label): weight for label, weight in self.class_weights.items()}
         asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model
         # Otherwise, checkpoints only serve to resume until the run is finished.
@@ -150,7 +150,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
     def _read_sweep(self) -> None:
         """Reads the sweep file that `sweep` names, or `fixed` if only `seeds` is set.
 
-        Single values in this file replace defaults, but not what the user chose.
+        Single values in this file replace defaults, but not the user's values.
         """
         self.search: SweepFile | None = None
         self.min_steps, epochs, seeds = 0, 3.0, 1

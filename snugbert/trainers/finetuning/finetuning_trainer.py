@@ -57,20 +57,20 @@ class FineTuningTrainer(RunTrainer):
     The task reads the rows, finds the labels, encodes the rows and computes the metrics. The configuration of the
     model stores labels and text columns.
 
-    - Batches are packed or padded. Predictions are the same: in the order of the dataset, with the shapes of padded
-      batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question answering two
-      arrays [N, L].
+    - Batches are packed or padded. Both give the same predictions: in the order of the dataset, with the shapes of
+      padded batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question answering
+      two arrays [N, L].
     - The loss is divided by the number of labels in all accumulated batches of all processes. Token heads count
       labeled tokens, question answering counts windows. `eval_loss` is the mean over all labels, not over batches.
-    - If the task chooses thresholds or a temperature, this happens at the end of training, on the validation examples,
-      with the model that is kept. The weights of the classifier are divided by the temperature.
+    - At the end of training, the task may choose thresholds or a temperature on the validation examples, for the model
+      that is kept. The weights of the classifier are divided by the temperature.
     - Saving the model after training also writes a model card with settings and metrics.
 
     Args:
         model: a Hub name or folder of a checkpoint of the BERT family, a size such as "tiny" for random weights, or a
             SnugBERT model with the task's head, which is trained in place.
-        args: the settings. The trainer uses a copy, unless it gets a [`PreparedTask`]. Default: the paper's, in the
-            folder "trainer_output".
+        args: the settings. The trainer uses a copy, unless `task` is a [`PreparedTask`]. Default: the paper's
+            settings, in the folder "trainer_output".
         task: such as [`Tagging`]. Default: [`TextClassification`]. The trainer does not change it. Commands pass a
             [`PreparedTask`], which includes model and data.
         train_dataset: rows with the columns of the task: the path of a file, a `datasets.Dataset`, whose format is
@@ -126,14 +126,14 @@ class FineTuningTrainer(RunTrainer):
         if compute_metrics is not None and len(self.output.label_columns) > 1:
             raise InputError(f"compute_metrics: {task.task.name} has no label ids. Score the result of `predict`.")
         self.evaluation_sets = list(task.evaluation_sets)
-        self._scored: EvaluationSet[Any] | None = None  # in the current evaluation
+        self._scored: EvaluationSet[Any] | None = None  # the set that the current evaluation scores
         self._predicted: dict[str, tuple[EvaluationSet[Any], Any]] = {}  # prefix -> the last answers to score
         self.decisions: Decisions | None = None
         self._training: dict[str, float] = {}  # metrics of the training, once it is complete
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
         # Sum of the losses, and number of labels, in each batch of the current evaluation. None between evaluations.
         self._losses: list[torch.Tensor] | None = None
-        self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step of the model, and result
+        self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step of the evaluated model, and result
         self._scores: dict[int, dict[str, float]] = {}  # step of the model -> its metrics on the validation examples
         features: Any = None if task.validation_set is None else task.validation_set.features.inputs
         if isinstance(eval_dataset, Mapping):
@@ -156,7 +156,7 @@ class FineTuningTrainer(RunTrainer):
             train_dataset=task.train_features,
             eval_dataset=features,
             processing_class=task.task.tokenizer,
-            compute_metrics=lambda prediction: {},  # never called, as there are no labels, but Trainer keeps logits
+            compute_metrics=lambda prediction: {},  # never called without labels. Makes Trainer keep logits
             compute_loss_func=loss,
             callbacks=[*callbacks, ClearOutputDir()],
             optimizers=optimizers,
@@ -233,7 +233,7 @@ class FineTuningTrainer(RunTrainer):
         self._last_evaluation = None
 
     def compare_settings(self, checkpoint: str | None, finished: bool = False) -> None:
-        """Extends the base class: also compares model, batch and data. If `finished`, all that determines results."""
+        """Extends the base class: also compares model, batch and data (if `finished`, all that affects results)."""
         self.run_settings.command_settings = compared_settings(self.prepared, self.args, finished)
         super().compare_settings(checkpoint)
 
@@ -286,7 +286,7 @@ class FineTuningTrainer(RunTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Extends Trainer's method: also scores labeled rows. Features, with `input_ids`, get only a loss.
+        """Extends Trainer's method: also scores labeled rows. For features (with `input_ids`), only returns a loss.
 
         `eval_dataset`: rows as in the constructor, or the name of one of its evaluation sets.
         """
@@ -334,7 +334,7 @@ class FineTuningTrainer(RunTrainer):
         }
 
     def _compute_more_metrics(self, examples: EvaluationSet[Any], predictions: Any) -> dict[str, float]:
-        """Returns the metrics of the user's `compute_metrics`, which gets predictions and label ids as in Trainer."""
+        """Returns the metrics of the user's `compute_metrics`, called with predictions and label ids as in Trainer."""
         inputs = examples.features.inputs
         column = self.output.label_columns[0]
         if self._more_metrics is None or column not in inputs.column_names:
@@ -345,7 +345,7 @@ class FineTuningTrainer(RunTrainer):
         return self._more_metrics(EvalPrediction(predictions, np.array(labels)))
 
     def _encode(self, dataset: Any, split: str = "validation") -> tuple[Dataset, EvaluationSet[Any] | None]:
-        """Returns the features of rows, and how to score them. Features are returned as they are."""
+        """Returns the features of rows, and how to score them. Features are returned unchanged."""
         known = next((each for each in self.evaluation_sets if each.features.inputs is dataset), None)
         is_torch_dataset = isinstance(dataset, torch.utils.data.Dataset) and not hasattr(dataset, "column_names")
         if known is not None or is_torch_dataset:
@@ -399,7 +399,7 @@ class FineTuningTrainer(RunTrainer):
         return loss, logits, None
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Extends Trainer's method: predictions are in the order of the dataset. The random state stays as it is."""
+        """Extends Trainer's method: predictions are in the order of the dataset. The random state does not change."""
         prefix = kwargs.get("metric_key_prefix", "eval")
         self._losses = []
         try:
@@ -446,7 +446,7 @@ class FineTuningTrainer(RunTrainer):
             self.write_card(output_dir)
 
     def save_state(self) -> None:
-        """Extends the base class: adds what [`find_start`] compares if the run is finished."""
+        """Extends the base class: adds the settings that [`find_start`] compares if the run is finished."""
         if self._training:
             self.run_settings.command_settings |= compared_settings(self.prepared, self.args, finished=True)
         super().save_state()

@@ -17,7 +17,7 @@ from snugbert.trainers.finetuning.prepare_task import PreparedTask
 def class_weights(given: str | Mapping[str, Any], prepared: PreparedTask) -> torch.Tensor:
     """Returns the weight of each class in the loss. *Shape:* (classes,)
 
-    "balanced" gives labels / (classes * labels of the class), as in scikit-learn. Classes without a weight get 1.
+    "balanced" gives labels / (classes * labels of the class), as in scikit-learn. The default weight is 1.
     """
     labels = prepared.task.labels
     if labels is None or not prepared.has_classes or prepared.train_features is None:

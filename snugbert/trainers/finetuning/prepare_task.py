@@ -42,7 +42,7 @@ class SoftTargets:
     teacher: str  # a digest of the teacher
     # Of all items; for question answering the start and the end score. *Shape:* (items, C)
     logits: np.ndarray
-    first_items: np.ndarray  # of each example, and the end. *Shape:* (examples + 1,)
+    first_items: np.ndarray  # each example's first item, and the end. *Shape:* (examples + 1,)
 
 
 @dataclass
@@ -51,20 +51,20 @@ class PreparedTask:
 
     task: Task[Any, Any, Any]
     model_args: FineTunedModelArguments  # the checkpoint
-    config: SnugBertConfig  # of the models, with the task's labels
-    student_layers: list[int] | None  # the layers of the checkpoint that the models have. None: all
+    config: SnugBertConfig  # configuration of the models, with the task's labels
+    student_layers: list[int] | None  # the layers of the checkpoint that the models keep. None: all
     train_features: Dataset | None  # None: the run only scores and predicts
     evaluation_sets: list[EvaluationSet[Any]]  # the first validation set is scored during training
     data: dict[str, list[DataSource]]  # where the examples of "train" and of each evaluation set come from
-    settings: dict[str, Any] = field(default_factory=dict)  # of the data, by argument name, as JSON values
-    copies: ExampleCopies = field(default_factory=ExampleCopies)  # among the examples
+    settings: dict[str, Any] = field(default_factory=dict)  # settings of the data, by argument name, as JSON values
+    copies: ExampleCopies = field(default_factory=ExampleCopies)  # copies among the examples
     soft_targets: SoftTargets | None = None  # None: no teacher
-    is_teacher: bool = False  # of a student
-    train_split: Any = None  # the labeled training examples. None: there are none
+    is_teacher: bool = False  # whether the model is the teacher of a student
+    train_split: Any = None  # the labeled training examples. None: no such examples
 
     @property
     def validation_set(self) -> EvaluationSet[Any] | None:
-        """The set that is scored during training and selects the best model. None: there is no validation set."""
+        """The set that is scored during training and selects the best model. None: no validation set."""
         return next((s for s in self.evaluation_sets if s.name.startswith("eval")), None)
 
     @property
@@ -79,7 +79,7 @@ class PreparedTask:
 
     @property
     def facts(self) -> TaskFacts:
-        """What reports show about the task."""
+        """The facts about the task that reports show."""
         files = [file for each in self.evaluation_sets for file in self.task.list_prediction_files(each.split)]
         base_model = self.model_args.model_name_or_path
         return TaskFacts(self.task.name, self.task.card_head, self.task.labels, tuple(files), base_model)
@@ -126,9 +126,9 @@ def prepare_task(
     teacher: PreparedTask | None = None,
     is_teacher: bool = False,
 ) -> PreparedTask:
-    """Reads the data of a task and encodes them for a checkpoint, which is not trained with `is_teacher`.
+    """Reads the data of a task and encodes them for a checkpoint. With `is_teacher`, the checkpoint is not trained.
 
-    The labels have the order of the `teacher`, if there is one.
+    If a `teacher` is given, the labels have its order.
     """
     task = task.copy()
     tokenizer = load_tokenizer(model_args) if model_args.tokenizer is None else model_args.tokenizer
@@ -216,7 +216,7 @@ def name_model(
 
 
 def connect_data(task: Task[Any, Any, Any] | None, **datasets: Any) -> tuple[Task[Any, Any, Any], Sources]:
-    """Returns a copy of the task that names the files among the datasets and no others, and the data of each split.
+    """Returns a copy of the task whose file arguments are those datasets that are files, and the data of each split.
 
     The default task is [`TextClassification`]. Datasets that are None are left out.
     """

@@ -1,4 +1,4 @@
-"""What runs and sweeps record: settings, results, and what must not change when a command continues.
+"""What runs and sweeps record: settings, results, and values that must not change when a command continues.
 
 `plan.json`, in the output folder of a sweep, lists everything that must be the same when the command is repeated. The
 runs of a sweep are in the folder `runs`.
@@ -54,7 +54,7 @@ OUTCOME_SETTINGS = (
 )
 PLAN = "plan.json"  # in the output folder
 JOURNAL = "trials.jsonl"  # in the output folder of a sweep: Optuna's journal
-BUDGET = ("--seeds", "runs")  # in a plan. These values may grow
+BUDGET = ("--seeds", "runs")  # entries of a plan that may grow
 NOT_COMPARED = ("token", "cache_dir")
 
 
@@ -148,7 +148,7 @@ def digest_features(dataset: Dataset) -> str:
 
 
 def make_plan(prepared: PreparedTask, args: FineTuningArguments, search: SweepFile) -> dict[str, Any]:
-    """Returns what must not change when a command continues a sweep."""
+    """Returns the values that must not change when a command continues a sweep."""
     given = asdict(prepared.model_args) | prepared.settings | collect_settings(args, OUTCOME_SETTINGS)
     plan = {f"--{name}": _hide_folder(value) for name, value in given.items() if name not in NOT_COMPARED}
     plan |= {"--sweep": search.plan, "--seeds": args.seeds, "runs": search.size}
@@ -176,7 +176,7 @@ def check_plan(plan: dict[str, Any], output_dir: Path) -> bool:
 
 
 def list_run_folders(output_dir: Path) -> list[Path]:
-    """Returns the folders of a sweep's runs in `output_dir`. Other folders, such as TensorBoard's, stay untouched."""
+    """Returns the folders of a sweep's runs in `output_dir`. Leaves out other folders, such as TensorBoard's."""
     return list((output_dir / "runs").glob("batch-*_rate-*_epochs-*_seed-*"))
 
 

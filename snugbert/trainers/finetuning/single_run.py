@@ -1,4 +1,4 @@
-"""One fine-tuning run of a command: train, score, predict, write the results into the output folder. Or a dry run."""
+"""A single fine-tuning run of a command, or a dry run: trains, scores, predicts and writes the results."""
 
 import functools
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Start(NamedTuple):
     """Where a run that trains starts."""
 
-    finished: RunResults | None  # the results, if the run that the command would resume is finished
+    finished: RunResults | None  # the results of the run to resume, if it is finished
     checkpoint: str | None  # None: step 0
 
 
@@ -100,8 +100,8 @@ def fine_tune(
     if args.push_to_hub:
         trainer.push_to_hub()
     if trains and args.should_save and not trainer.run_settings.keeps_checkpoints:
-        # This comes last, so that a run that is stopped earlier can be resumed. As in training, checkpoints of later
-        # steps stay, and so does a checkpoint that the user names.
+        # Checkpoints are removed last, so that a run that is stopped earlier can be resumed. As in training,
+        # checkpoints of later steps are kept, and so is a checkpoint that the user names.
         reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= trainer.state.global_step]
         named = Path(str(args.resume_from_checkpoint)).resolve()
         remove_checkpoints([folder for folder in reached if folder.resolve() != named])
@@ -156,7 +156,7 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any], res
         saved = {**(output.metrics or {}), **{f"{name}_{metric}": value for metric, value in metrics.items()}}
         saved[f"{name}_samples"] = evaluation_set.split.num_examples
         if evaluation_set.baseline is not None:
-            # The correlation of a constant is NaN, so there is nothing to compare with.
+            # The correlation of a constant is NaN, which is no baseline.
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
             saved.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
         trainer.save_metrics(name, saved)
@@ -205,7 +205,7 @@ def run_dry_fine_tuning(
     number: int = 1,
     budget: float = math.inf,
 ) -> float:
-    """Checks a run, and prints its plan, see [`run_dry`]. A sweep passes its first run, and what is left."""
+    """Checks a run, and prints its plan, see [`run_dry`]. A sweep passes its first run, and how much is left."""
     if number == 0:
         logger.info("%s: everything is finished.", args.output_dir)
         return 0.0

@@ -29,14 +29,14 @@ def run_glue(
 ) -> None:
     """Runs `snugbert glue`: one task, or all tasks with data.
 
-    Of all tasks, a finished one is not trained again, and an interrupted one continues.
+    With all tasks, finished tasks are not trained again, and an interrupted task continues.
     """
     if data_args.task_name != "all":
         run_fine_tuning(model_args, data_args, training_args, TextClassification.head)
         return
     has_weights = training_args.class_weights is not None or training_args.varies("class_weights")
     if model_args.teacher_name_or_path is not None or has_weights or training_args.folds:
-        raise InputError("--teacher_name_or_path, --class_weights and --folds need one task. Set --task_name to it.")
+        raise InputError("--teacher_name_or_path, --class_weights and --folds need one task. Pass one --task_name.")
     set_up(training_args)
     output_dir = Path(str(training_args.output_dir))
     wanted = training_args.wanted_splits or ("train", "validation")

@@ -1,7 +1,7 @@
-"""Runs a task with several settings and seeds, and keeps the run that is best on the validation examples.
+"""Runs a task with several settings and seeds, and keeps the run with the best score on the validation examples.
 
 Each run has a folder in OUTPUT/runs, named after its setting. Finished runs are not repeated, so an interrupted sweep
-continues with the run that was interrupted. Only the best run keeps its weights. At the end, OUTPUT gets a copy.
+continues with the interrupted run. Only the best run keeps its weights. At the end, its files are copied to OUTPUT.
 
 Optuna suggests each setting (`ask`) and gets its score (`tell`). Its journal in OUTPUT contains all settings and
 scores. Trainer's own hook for Optuna, `hyperparameter_search`, does not fit: its trials share one output folder and
@@ -97,7 +97,7 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
 class Objective(NamedTuple):
     """The score that selects the best run."""
 
-    set_name: str  # of the validation examples
+    set_name: str  # name of the validation examples
     metric: str
     higher_is_better: bool
 
@@ -111,7 +111,7 @@ class SweepRun(NamedTuple):
     # Empty: not finished. Otherwise [`RunResults`], or "evaluations" with either "failure" (the message of a failed
     # run) or "stopped_early". All have "seconds", the time that the run took.
     results: dict[str, Any]
-    args: Any = None  # of a planned run
+    args: Any = None  # arguments of a planned run
 
     def read(self) -> "SweepRun":
         """Returns the run with its results. Every process must call this."""
@@ -137,7 +137,7 @@ class SweepRun(NamedTuple):
 
 
 def read_runs(output_dir: Path) -> list[SweepRun]:
-    """Returns the finished runs in the output folder of a sweep, without their settings. The newest is the last."""
+    """Returns the finished runs in the output folder of a sweep, without their settings. The newest run is last."""
     files = [file for folder in list_run_folders(output_dir) if (file := folder / RESULTS).exists()]
     files.sort(key=lambda file: file.stat().st_mtime_ns)
     return [SweepRun({}, 0, file.parent, read_results(file)) for file in files]
@@ -155,10 +155,10 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
         if rest:
             raise InputError(
                 f"--sweep {args.sweep}: the batch size {values[BATCH_SIZE]} is not divisible by {divisor}, the number "
-                "of processes times --gradient_accumulation_steps. Use a multiple."
+                "of processes times --gradient_accumulation_steps. Use a multiple of this number."
             )
     batch, rate = total_batch_size(run_args), run_args.learning_rate
-    steps = max(1, math.ceil(examples / batch))  # of an epoch
+    steps = max(1, math.ceil(examples / batch))  # steps of an epoch
     run_args.num_train_epochs = max(run_args.num_train_epochs, float(math.ceil(args.min_steps / steps)))
     other = {flag: value for flag, value in values.items() if flag not in IN_COLUMNS}
     names = "".join(f"_{flag}-{value}" for flag, value in other.items())
@@ -184,7 +184,7 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
 
 
 class Suggestions:
-    """The settings of a sweep in order. The main process chooses them, and all processes get them.
+    """The settings of a sweep in order. The main process chooses the settings and sends them to all processes.
 
     Args:
         journal: the file with earlier settings and their scores. None: a dry run, which writes no file.
@@ -192,8 +192,8 @@ class Suggestions:
 
     def __init__(self, search: SweepFile, seed: int, higher_is_better: bool, journal: Path | None):
         self._search, self._seed = search, seed
-        self._study: Any = None  # in the main process
-        self._trial: Any = None  # of the last setting
+        self._study: Any = None  # only in the main process
+        self._trial: Any = None  # the trial of the last setting
         if PartialState().is_main_process:
             if journal is not None:
                 repair_journal(journal)
@@ -219,7 +219,7 @@ class Suggestions:
             known = number < len(trials)
             self._trial = Trial(self._study, trials[number]._trial_id) if known else self._study.ask()
             for flag, values in self._search.settings.items():
-                value = self._trial._suggest(flag, values)  # the value in the journal, or as in `Study.ask`
+                value = self._trial._suggest(flag, values)  # from the journal, or a new value as in `Study.ask`
                 if isinstance(values, FloatDistribution):
                     # Few digits, because the value is in tables and in the name of a folder.
                     value = min(max(float(f"{value:.4g}"), values.low), values.high)
@@ -255,7 +255,7 @@ class Suggestions:
 
 
 class Grid(optuna.samplers.GridSampler):
-    """Optuna's grid without its end: after the last setting, it would stop `Study.optimize`, which does not run."""
+    """Optuna's grid, except that it does not stop `Study.optimize` after the last setting: sweeps do not call it."""
 
     def after_trial(self, *args: Any) -> None:
         """Does nothing."""
@@ -269,14 +269,14 @@ def repair_journal(journal: Path) -> None:
 
 
 class StopBadRuns(TrainerCallback):
-    """Compares a run with earlier runs after each evaluation except the last: stopping then would save nothing."""
+    """After each evaluation except the last, stops a run that is worse than earlier runs."""
 
     def __init__(self, suggestions: Suggestions, metric: str):
         self._suggestions, self._metric = suggestions, metric
         self.evaluations: list[float] = []
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each evaluation. The log contains evaluations before a resumed checkpoint, too."""
+        """Called by Trainer after each evaluation. The log includes evaluations before a resumed checkpoint."""
         self.evaluations = [line[self._metric] for line in state.log_history if self._metric in line]
         if self._suggestions.is_bad(self.evaluations) and state.global_step < state.max_steps:
             raise optuna.TrialPruned
@@ -310,8 +310,8 @@ class Sweep:
     def check_values(self) -> None:
         """Plans a run with each value of each flag, so that a value that does not fit ends the sweep at once.
 
-        The first run has the first values, and the last run the last. Ranges are tried at both ends only. The flags
-        `IN_COLUMNS` fit every model. For the others, a trainer is made.
+        The first run has the first value of each flag, and the last run the last value. Ranges are tried at both ends
+        only. The flags `IN_COLUMNS` fit every model. For other flags, a trainer is made.
         """
         settings = self.search.settings.items()
         varied = {flag: getattr(each, "choices", None) or (each.low, each.high) for flag, each in settings}
@@ -372,7 +372,7 @@ class Sweep:
                 shutil.rmtree(checkpoint)
 
     def _start(self, run: SweepRun, callbacks: list[StopBadRuns]) -> None:
-        """Runs until results are written. The results of a failed run mark it as finished, too."""
+        """Runs until results are written. The results of a failed run also mark it as finished."""
         start = time.monotonic()
         failure: dict[str, Any] = {}
         try:
@@ -415,7 +415,7 @@ class Sweep:
             hub = HfApi(token=args.hub_token)
             repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
         results: Any = {**best.results, "sweep": summary}
-        results.pop("seconds")  # of the best run only
+        results.pop("seconds")  # these are seconds of the best run only
         card_name = repository or args.hub_model_id
         write_finetuning_card(self.output_dir, prepared.facts, results, card_name, tables)
         write_results(self.output_dir, results, tables)
@@ -478,7 +478,7 @@ def choose_setting(runs: Sequence[SweepRun], objective: Objective) -> dict[str, 
 
 
 def best_run(runs: Sequence[SweepRun], objective: Objective) -> SweepRun:
-    """Returns the best run, or any if no run is complete. If several runs are equal, the first run with weights."""
+    """Returns the best run, or any run if none is complete. Of equally good runs, the first with weights is best."""
 
     def rank(run: SweepRun) -> tuple[bool, float, bool]:
         return run.is_complete, run.rank(objective), any(run.folder.glob("model*.safetensors"))

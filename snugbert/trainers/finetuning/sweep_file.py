@@ -58,12 +58,12 @@ class SweepFile:
     hours: float | None = None  # no setting starts later
     prune: bool = False  # whether Optuna stops bad runs
     seeds: int = 1  # runs of each setting, the default of `--seeds`
-    min_steps: int = 0  # of a run, unless the user chose its length
+    min_steps: int = 0  # minimum steps of a run, unless the user chose its length
     # The distribution of each flag that varies, as in Optuna.
     settings: dict[str, Any] = field(default_factory=dict, init=False)
     # Values that are the same in all runs, unless the user gives the flag.
     defaults: dict[str, Any] = field(default_factory=dict, init=False)
-    # What must not change when a sweep continues: the preset's name, or the file without its budget.
+    # The part that must not change when a sweep continues: the preset's name, or the file without its budget.
     plan: Any = field(default=None, init=False)
 
     def __post_init__(self):
@@ -115,7 +115,7 @@ def _make_distribution(flag: str, given: Any, method: str, args_class: type) -> 
 
     if not isinstance(given, dict):
         values = [read_value(flag, value, args_class) for value in (given if isinstance(given, list) else [given])]
-        given = {"choices": [getattr(value, "value", value) for value in values]}  # of an Enum
+        given = {"choices": [getattr(value, "value", value) for value in values]}  # `value` of an Enum
         kind: Any = CategoricalDistribution
     elif method == "grid" or flag == BATCH_SIZE:
         raise InputError(f"{flag}: write a list. Grids and {BATCH_SIZE} have no ranges.")

@@ -1,9 +1,9 @@
 """The batches of a run: its phases, the order of their examples, and the share of each process.
 
-A run has one phase or several, for example 90 % of the steps on short sequences and the rest on long ones (Devlin et
-al., 2018, appendix A.2). The examples of all phases are numbered consecutively. A step is a fixed range of these
-numbers, however many processes and accumulated batches share it. Order and randomness are functions of the seed and
-the example number, so training can start at any step.
+A run has one phase or several, for example 90 % of the steps on short and the rest on long sequences (Devlin et al.,
+2018, appendix A.2). The examples of all phases are numbered consecutively. A step is a fixed range of these numbers,
+however many processes and accumulated batches share it. Order and randomness are functions of the seed and the example
+number, so training can start at any step.
 """
 
 import copy
@@ -32,7 +32,7 @@ from snugbert.trainers.run.processes import wait_for_all
 
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
 Collator = Callable[[list[Any]], Batch]
-PREFETCH_FACTOR = 2  # torch's default: batches that a data worker reads ahead
+PREFETCH_FACTOR = 2  # batches that a data worker reads ahead, torch's default
 BATCH_COUNTS = "batch_counts"  # key in a batch, for the result of `count_batch`
 
 
@@ -51,7 +51,7 @@ class Phase:
 
     @property
     def objective(self) -> Objective | None:
-        """What the examples are for. None if the dataset does not specify it."""
+        """The pretraining objective of the examples. None if the dataset does not specify it."""
         return getattr(self.dataset, "objective", None)
 
 
@@ -62,7 +62,7 @@ def plan_phases(datasets: Sequence[Any], shares: Sequence[float], args: Pretrain
     size of the first phase is `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
 
     Args:
-        datasets: one for each phase. If there are several, each needs a `max_seq_length`, like [`PretrainingDataset`].
+        datasets: one for each phase. Each of several datasets needs a `max_seq_length`, like [`PretrainingDataset`].
             Some datasets may have no sentence pairs.
         shares: share of the steps for each phase. They add up to 1.
         args: batch size and number of steps. If `max_steps` is not positive, `num_train_epochs` is the number of
@@ -124,7 +124,7 @@ def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> li
 
 
 def check_processes(phases: Sequence[Phase]) -> None:
-    """Checks that all processes have the same examples. Machines may prepare the text on their own."""
+    """Checks that all processes have the same examples. Each machine may have prepared the text itself."""
     examples = [len(phase.dataset) for phase in phases]
     tables = (each.dataset.open_table(Window(0, 0)) for each in phases if isinstance(each.dataset, PretrainingDataset))
     examples += [zlib.crc32(table.data) for table in tables]
@@ -171,7 +171,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     """Yields the example numbers of this process's batches, one accumulated batch at a time.
 
     The examples of a step are split as evenly as possible over processes and accumulated batches. Skipping to
-    `first_step` costs nothing. When a batch is yielded, data workers may have to read `prefetched_batches` more.
+    `first_step` costs nothing. When a batch is yielded, data workers may be `prefetched_batches` batches behind.
     """
 
     phases: Sequence[Phase]
@@ -182,14 +182,14 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     prefetched_batches: int = 0
 
     def __len__(self) -> int:
-        """Number of batches of this process in the whole run. Trainer computes its number of steps from it."""
+        """Number of batches of this process in the whole run. Trainer computes its steps from this number."""
         return sum(phase.steps for phase in self.phases) * self.accumulation_steps
 
     def __iter__(self) -> Iterator[list[int]]:
         parts = self.num_processes * self.accumulation_steps
         own_parts = range(parts)[self.process_index * self.accumulation_steps :][: self.accumulation_steps]
         first_example = first_step = 0
-        # One step more, because other processes can be a step late.
+        # One additional step, because other processes can be a step late.
         steps_ahead = -(-self.prefetched_batches // self.accumulation_steps) + 1
         for phase in self.phases:
             for step in range(max(self.first_step - first_step, 0), phase.steps):
@@ -212,8 +212,8 @@ class RunBatches(torch.utils.data.Dataset):
     The order of an epoch is a function of the seed and the epoch. A dataset or collator may use the global random
     state of Python, NumPy or torch. For the same batch, the random numbers are then the same in any data worker and
     after resuming. A labeled batch contains the counts that divide the losses, under the key `BATCH_COUNTS`, see
-    [`count_batch`]. A [`PretrainingDataset`] has its own seed. Each example gets the share of tokens to mask in
-    its step, between the first and the last of `mask_rates`, as `mlm_probability`. None: the collator's own share.
+    [`count_batch`]. A [`PretrainingDataset`] has its own seed. The `mlm_probability` of each example is the share of
+    tokens to mask in its step, between the two `mask_rates`. None: the collator's share.
     """
 
     phases: Sequence[Phase]
@@ -251,7 +251,7 @@ class RunBatches(torch.utils.data.Dataset):
         if isinstance(dataset, PretrainingDataset):
             return [dataset.get_example(epoch, position) for epoch, position in places]
         indices = [shuffle_position(position, len(dataset), f"{self.seed} {epoch}") for epoch, position in places]
-        if hasattr(dataset, "__getitems__"):  # a datasets.Dataset reads many rows at once faster
+        if hasattr(dataset, "__getitems__"):  # a datasets.Dataset reads many rows faster in one call
             return dataset.__getitems__(indices)
         return [dataset[index] for index in indices]
 

@@ -38,10 +38,10 @@ from snugbert.errors import InputError
 from snugbert.trainers.pretraining.scores import count_corpus_tokens
 
 PRIOR_COUNT = 500.0  # pseudo-counts per context in p(w | c): Dirichlet smoothing, Zhai and Lafferty (2001)
-OVERSAMPLING, POWER_ITERATIONS = 20, 4  # of the randomized SVD: Halko et al. (2011), algorithm 4.4
+OVERSAMPLING, POWER_ITERATIONS = 20, 4  # settings of the randomized SVD: Halko et al. (2011), algorithm 4.4
 NEGLIGIBLE = 1e-10  # dimensions of a Gram matrix with eigenvalues below this share of the largest are not used
-PAIRS_AT_ONCE = 2**22  # while counting, because a pair takes 24 bytes
-COLUMNS_AT_ONCE = 16  # while multiplying, because so many fit into the processor's cache
+PAIRS_AT_ONCE = 2**22  # pairs to count at once. A pair takes 24 bytes
+COLUMNS_AT_ONCE = 16  # columns to multiply at once. They fit into the processor's cache
 # Chosen with `mini` on English books.
 POSITION_SHARE = 0.5  # norm of the position embeddings, divided by the mean norm of the word embeddings
 FREQUENCIES = 16  # number of frequencies of the position embeddings
@@ -110,8 +110,8 @@ def weigh_bigrams(counts: scipy.sparse.csr_array, frequencies: np.ndarray) -> Bi
 def factorize(sides: Sequence[Bigrams], rank: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Returns the left singular vectors (V, n) and singular values (n,) of one wide matrix, largest first.
 
-    The wide matrix has all matrices and their transposes, side by side. So each token gets one vector for both uses:
-    as a context, and as a token to predict. n is `rank`, but at most V.
+    The wide matrix consists of all matrices and their transposes, side by side. So each token has a single vector for
+    both uses: as a context, and as a token to predict. n is `rank`, but at most V.
     """
 
     def times_gram(columns: np.ndarray) -> np.ndarray:
@@ -175,8 +175,8 @@ def initialize_from_bigrams(
     """Replaces the random weights of a model with weights that predict masked tokens from their neighbors.
 
     The pooler and the next-sentence head keep their random weights. Processes on the same machine with the same number
-    of threads compute the same weights. Between machines they may differ in rounding. The seed determines the
-    embeddings of special tokens and a rotation of all embeddings. Bigrams are counted in the `blocks` of the corpus.
+    of threads compute the same weights. On different machines, rounding may differ. The seed determines the embeddings
+    of special tokens and a rotation of all embeddings. Bigrams are counted in the `blocks` of the corpus.
     """
     config: SnugBertConfig = model.config
     rng = np.random.default_rng(seed)
@@ -220,12 +220,12 @@ def check_bigram_config(config: SnugBertConfig) -> None:
 
 @dataclass(frozen=True)
 class _FirstLayer:
-    """What the weights of the embeddings and of the first layer consist of."""
+    """The parts of the weights of the embeddings and of the first layer."""
 
-    embeddings: np.ndarray  # of words. *Shape:* (V, W)
-    position_norm: float  # of the position embeddings
+    embeddings: np.ndarray  # word embeddings. *Shape:* (V, W)
+    position_norm: float  # norm of the position embeddings
     radians: np.ndarray  # frequencies of the position embeddings
-    amplitude: float  # of the position embeddings after LayerNorm
+    amplitude: float  # amplitude of the position embeddings after LayerNorm
     # Values a (W, R) and outputs b (R, W) of the heads for the previous token, and for the next.
     maps: list[tuple[np.ndarray, np.ndarray]]
 

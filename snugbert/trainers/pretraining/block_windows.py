@@ -1,11 +1,11 @@
 """The order of a corpus in each epoch: windows of shuffled blocks.
 
-An epoch shuffles the blocks of the corpus and groups them. The blocks of one group are a window. Its examples are
-shuffled, and then the next window follows. So a run reads one window at a time, and a corpus can be larger than the
-disk. The order depends on the corpus, the seed and `window_blocks` alone, wherever the corpus is stored.
+An epoch shuffles the blocks of the corpus and groups them. Each group is a window. A run shuffles the examples of a
+window, trains on them, and continues with the next window. So a corpus can be larger than the disk. The order depends
+only on the corpus, the seed and `window_blocks`, not on where the corpus is stored.
 
-The first window gives the number of examples per token of all windows. A window with more examples leaves some out in
-this epoch, and a window with fewer repeats some. In other epochs, the windows have other blocks.
+The first window sets the number of examples per token for all windows. In this epoch, windows with more examples leave
+some out, and windows with fewer examples repeat some. In other epochs, windows consist of different blocks.
 """
 
 import functools
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Two windows and their tables take 2.6 GB. Smaller windows learn less per token (benchmarks/results/windows_*).
+# Two windows and their tables take 2.6 GB. With smaller windows, models learn less (benchmarks/results/windows_*).
 WINDOW_BLOCKS = 128
 
 
@@ -31,8 +31,8 @@ class Window(NamedTuple):
 class Windows:
     """The windows of a corpus. All have about the same number of blocks."""
 
-    tokens: np.ndarray  # in each block. Shape: (blocks,)
-    window_blocks: int  # at most
+    tokens: np.ndarray  # number of tokens in each block. Shape: (blocks,)
+    window_blocks: int  # maximum blocks of a window
     seed: int
 
     @property
@@ -61,10 +61,10 @@ class Windows:
         return starts[window.number + 1] - starts[window.number]
 
     def make_key(self, window: Window) -> str:
-        """Returns what the order and the labels of a window depend on, apart from the seed."""
+        """Returns a key for the order and the labels of a window, which also depend on the seed."""
         return f"{window.epoch}" if self.per_epoch == 1 else f"{window.epoch} {window.number}"
 
-    # Between two epochs, windows of both are in use.
+    # At the end of an epoch, windows of two epochs are in use.
     @functools.lru_cache(maxsize=2)  # noqa: B019 (a run has few of these objects)
     def _shuffle(self, epoch: int) -> list[list[int]]:
         order = list(range(len(self.tokens)))

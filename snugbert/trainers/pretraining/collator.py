@@ -24,7 +24,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     parse_mask_rates,
 )
 
-# Explain the output of `describe`.
+# Explanations of the output of `describe`.
 LEGEND = (
     "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but "
     "must be predicted. Tokens without braces have no label."
@@ -83,7 +83,7 @@ class SnugBertDataCollatorForPretraining:
         self.mask_token_id = self.tokenizer.mask_token_id  # cached: looking it up takes microseconds
         self.is_special = np.isin(np.arange(len(self.tokenizer)), self.tokenizer.all_special_ids)
         self.replacements = np.flatnonzero(~self.is_special)
-        self.continues_word: np.ndarray | None = None  # for each token of the vocabulary
+        self.continues_word: np.ndarray | None = None  # whether each token of the vocabulary continues a word
         model = self.tokenizer.backend_tokenizer.model
         if self.masking == "tokens":
             return
@@ -179,6 +179,6 @@ class SnugBertDataCollatorForPretraining:
 
 
 def _decode_bytes(token: str) -> str:
-    """Makes a token of byte-level BPE readable, unless it is part of a character. The mark of a space stays."""
+    """Makes a token of byte-level BPE readable, unless it is part of a character. The mark of a space (Ġ) stays."""
     text = decoders.ByteLevel().decode([token])
     return text.replace(" ", "Ġ") if text.isprintable() and "\ufffd" not in text else token

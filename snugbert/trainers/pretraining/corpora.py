@@ -1,4 +1,4 @@
-"""The training and validation text of a run: corpora, their examples, and the settings that determine these."""
+"""The training and validation text of a run: corpora, their examples, and the settings that determine the examples."""
 
 import logging
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ VALIDATION_SEED = 0  # independent of the run's seed, so that metrics of differe
 def open_prepared(
     data_args: PretrainingDataArguments, tokenizer: PreTrainedTokenizerBase, blocks_dir: Path
 ) -> Corpus | None:
-    """Opens `--corpus`, if it is given. `blocks_dir` is for its blocks if it is in a bucket."""
+    """Opens `--corpus`, if it is given. The blocks of a corpus in a bucket are cached in `blocks_dir`."""
     if data_args.corpus is None:
         return None
     corpus = open_corpus(data_args.corpus, tokenizer, blocks_dir, data_args.corpus_cache_gb)
@@ -53,7 +53,7 @@ def load_corpora(
     tokenizer: PreTrainedTokenizerBase,
     prepared: Corpus | None = None,
 ) -> tuple[Corpus | None, Corpus | None]:
-    """Prepares the training and the validation text. None: the run does not need it.
+    """Prepares the training and the validation text. None: the run does not need this text.
 
     If the run only evaluates, the training text gives the baseline its token frequencies. Without validation files,
     evaluation holds out some of the training text. `prepared` is the corpus of [`open_prepared`].
@@ -95,7 +95,7 @@ def load_corpora(
         percentage = data_args.validation_split_percentage
 
         def is_held_out(number: int) -> bool:
-            """Whether a document is for validation. Such documents are spread evenly, and the same in every run."""
+            """Whether a document is held out. Such documents are spread evenly, and are the same in every run."""
             return number * percentage // 100 != (number + 1) * percentage // 100
 
         others = {"documents": f"all but {percentage} %", "keeps": lambda number: not is_held_out(number)}
@@ -149,7 +149,7 @@ def make_dataset(
 def collect_example_settings(
     corpus: Corpus, phases: Sequence[Phase], data_args: PretrainingDataArguments, training_args: PretrainingArguments
 ) -> dict[str, Any]:
-    """Collects what determines the examples of every step, as JSON values. Checkpoints store it, for comparison."""
+    """Collects the settings that determine the examples of every step, as JSON values. Checkpoints store them."""
     names = ("short_seq_prob", "mask_replace_prob", "random_replace_prob")
     first, last = data_args.mask_rates
     settings: dict[str, Any] = {

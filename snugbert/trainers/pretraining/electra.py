@@ -42,7 +42,7 @@ class ElectraOutput(ModelOutput):
     """Output of [`ElectraPair`]. The losses of the two models are detached, for logging."""
 
     loss: torch.Tensor | None = None  # `mlm_loss` + 50 x `disc_loss`. *Shape:* ()
-    logits: torch.Tensor | None = None  # the generator's, of the masked tokens. *Shape:* (M, V)
+    logits: torch.Tensor | None = None  # the generator's logits of the masked tokens. *Shape:* (M, V)
     discriminator_logits: torch.Tensor | None = None  # above 0 means replaced. *Shape:* (B, L)
     is_replaced: torch.Tensor | None = None  # 1 for replaced tokens, 0 for others, -100 at padding. *Shape:* (B, L)
     mlm_loss: torch.Tensor | None = None
@@ -52,7 +52,7 @@ class ElectraOutput(ModelOutput):
 class ElectraPair(SnugBertPreTrainedModel):
     """A discriminator and its generator, for training. [`PretrainingTrainer`] saves them as two models.
 
-    The generator gets the embeddings of the discriminator. Batches need `replacement_keys`, see
+    The generator uses the embeddings of the discriminator. Batches need `replacement_keys`, see
     [`SnugBertDataCollatorForPretraining`].
     """
 
@@ -127,8 +127,8 @@ class ElectraPair(SnugBertPreTrainedModel):
 def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_keys: torch.Tensor) -> torch.Tensor:
     """Draws a token from the softmax of each row. The result depends on the row and its key only.
 
-    Divides each probability by an exponential random number and takes the largest quotient. In the logarithm, this is
-    Gumbel-max, as in the original release. The random numbers are hashes: the key of the row and the key of the
+    Divides each probability by an exponential random number and takes the largest quotient. In logarithms, this is the
+    Gumbel-max trick of the original release. The random numbers are hashes: the key of the row and the key of the
     vocabulary entry, multiplied modulo 2^64. So a batch carries one random number per masked token, not one per logit,
     and CPUs and GPUs draw the same tokens, up to rounding of the logits. The keys are random int64, and the keys of
     the vocabulary are odd, so each product is uniform. The products of a row are not independent, but the frequencies
@@ -139,7 +139,7 @@ def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_key
     tokens = []
     for part, keys in zip(logits.split(rows), token_keys.split(rows), strict=True):
         hashes = (keys[:, None] * vocabulary_keys).bitwise_and_(2**63 - 1)  # without the sign
-        # The smallest exponential numbers decide. They come from the smallest hashes, which float32 distinguishes.
+        # The smallest exponential numbers decide. They come from the smallest hashes, which stay distinct in float32.
         exponential = hashes.to(torch.float32).mul_(-(2.0**-63)).log1p_().neg_()
         tokens.append((part.float().softmax(-1) / exponential).argmax(-1))
     return torch.cat(tokens)
@@ -181,10 +181,10 @@ def find_generator(model_args: ModelArguments) -> Path | None:
 
 
 def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
-    """Returns the configuration of a generator: narrower layers, but the same number and the same embeddings.
+    """Returns the configuration of a generator: as many layers, but narrower, and the same embeddings.
 
-    `size` is the width of the generator, as a share of the discriminator's. It has at least 2 attention heads. Their
-    size is a multiple of 8, because GPU kernels pad other sizes.
+    `size` is the width of the generator, as a share of the discriminator's. The generator has at least 2 attention
+    heads. The size of a head is a multiple of 8, because GPU kernels pad other sizes.
     """
     heads = max(min(2, config.num_attention_heads), round(config.num_attention_heads * size))
     hidden_size = heads * 8 * max(1, round(config.hidden_size * size / heads / 8))

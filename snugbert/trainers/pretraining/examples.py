@@ -61,7 +61,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
     Args:
         corpus: a prepared corpus. Next sentence prediction needs at least two documents.
-        tokenizer: the tokenizer of the corpus. It gives the ids of [CLS] and [SEP].
+        tokenizer: the tokenizer of the corpus. It defines the ids of [CLS] and [SEP].
         max_seq_length: tokens of the longest example, special tokens included, 5 to 65,535.
         objective: `"nsp"` makes pairs, half of them next sentences and half random. `"sop"` makes pairs, half of them
             swapped. `"mlm"` makes full sentences without a second task.
@@ -101,7 +101,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         if objective == "nsp" and corpus.num_documents < 2:
             raise ValueError("Next sentence prediction needs at least two documents. Choose another objective.")
         if corpus.settings.get("tokenizer") not in (None, hash_tokenizer(tokenizer)):
-            raise InputError("The corpus was prepared with a different tokenizer. Use that one, or prepare it again.")
+            raise InputError("The corpus has a different tokenizer. Use that tokenizer, or prepare the corpus again.")
         if epochs_dir is None:
             if not isinstance(corpus.folder, Path):
                 raise ValueError("`epochs_dir` is missing. The corpus has no local folder to store examples in.")
@@ -169,7 +169,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
     def open_table(self, window: Window) -> np.ndarray:
         """Maps the examples of a window into memory, in the order of the text. *Shape:* (examples,), [`EXAMPLE`]
 
-        The result is read-only. If no process has made the table yet, makes it on all cores (in a data worker: one).
+        The result is read-only. If the table does not exist, makes it on all cores (in a data worker, on one core).
         """
         if window in self._tables:
             return self._tables[window]
@@ -190,7 +190,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return self._tables[window]
 
     def _find_document_starts(self, block_index: int, start: int, length: int) -> list[int]:
-        """The offsets in a span at which documents begin, except 0."""
+        """Returns the offsets in a span at which documents begin, except 0."""
         block = self.corpus.blocks[block_index]
         document = bisect_right(block.documents, start, key=lambda sentence: block.sentences[sentence])
         starts = []
@@ -206,10 +206,10 @@ class PretrainingDataset(torch.utils.data.Dataset):
     # --- a corpus in a bucket -----------------------------------------------------------------------------------
 
     def prepare(self, first: int, last: int, prefetched: int, end: int) -> None:
-        """Gets examples ready for data workers: their tables, and the blocks of a corpus in a bucket.
+        """Prepares what data workers need to read the examples: tables, and the blocks of a corpus in a bucket.
 
         Removes the blocks of earlier windows from the cache, and begins to download the next window. `first`, `last`
-        and `end`, the number of examples of the run, count over all epochs. Data workers may not have read
+        and `end`, the number of examples of the run, count over all epochs. Data workers may not have read the
         `prefetched` examples before `first` yet.
         """
         window, _ = self.windows.locate(*divmod(first, self._length), self._length)
@@ -222,7 +222,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         if not isinstance(blocks, CachedBlocks) or blocks.pinned == len(blocks) or self._read_ahead == current:
             return
         batch_size = last - first + 1
-        if place - batch_size >= prefetched:  # the data workers are done with the window before this one
+        if place - batch_size >= prefetched:  # the data workers have read the window before the current one
             following: list[int] = []
             if last + self.windows.measure(current, self._length) - place < end:
                 following = self.windows.list_blocks(self.windows.follow(current))
@@ -239,7 +239,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         """Divides the cache of a corpus in a bucket between the windows in use and pinned blocks."""
         blocks = self.corpus.blocks
         if isinstance(blocks, CachedBlocks):
-            # Most examples are full. Each document may add a shorter one.
+            # Most examples are full. Each document may add a shorter example.
             rows = 1.25 * self.corpus.counts.tokens / self.max_seq_length + self.corpus.counts.documents
             # The blocks of two windows, and the tables of the first, the previous and the current window.
             sizes = np.sort(2 * blocks.sizes + 3 * EXAMPLE.itemsize * rows)
@@ -262,8 +262,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
             blocks[number]
 
     def _remove_old_tables(self, name: str, window: Window) -> None:
-        """Removes tables that no process needs in `window`. If the lock is ignored, several processes may do this."""
-        # The first window gives the length of all epochs. Other workers may still need the window before this one. A
+        """Removes tables that no process needs in `window`. Several processes may do this if a lock has no effect."""
+        # The first window gives the length of all epochs. Other workers may still need the window before `window`. A
         # table that a process has mapped stays readable, and a missing table is made again.
         for old in self.epochs_dir.glob(f"{name}-*-*.examples"):
             place = Window(*map(int, old.stem.split("-")[1:]))

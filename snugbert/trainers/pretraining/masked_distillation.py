@@ -44,11 +44,11 @@ def distill(
 ) -> dict[str, torch.Tensor]:
     """Runs both models on a batch. Returns the loss of the student, its logits, and the parts of the loss, detached.
 
-    The loss is 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`, if there are such parts.
+    The loss is 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`, without the parts that do not apply.
 
-    The `inputs` contain `DENOMINATORS`: counts in the global batch of masked tokens, of tokens without padding and,
-    with sentence pairs, of pairs. To compare the last hidden states, which must have the same size, both models
-    compute the last layer for all tokens, and not only for masked tokens.
+    The `inputs` contain `DENOMINATORS`: the numbers of masked tokens, of tokens without padding and (with sentence
+    pairs) of pairs in the global batch. To compare the last hidden states, which must have the same size, both models
+    compute the last layer for all tokens, not only for masked tokens.
     """
     options = {"output_last_hidden_state": with_hidden_states, "sparse_prediction": True, "return_dict": True}
     for_student = {name: value for name, value in inputs.items() if name != "num_tokens_in_batch"}

@@ -1,12 +1,12 @@
-"""Masks tokens (Devlin et al., 2018, section 3.1 and A.1), one by one, whole words, or spans of words."""
+"""Masks single tokens, whole words, or spans of words (Devlin et al., 2018, section 3.1 and A.1)."""
 
 import numpy as np
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
 
-# Number of words in a span: geometric, and at most 10. The mean is 3.8 (Joshi et al., 2020, "SpanBERT", section 3.1).
+# Span lengths in words are geometric, at most 10. The mean is 3.8 (Joshi et al., 2020, "SpanBERT", section 3.1).
 SPAN_PROBABILITY, LONGEST_SPAN = 0.2, 10
-SPAN_SHARES = SPAN_PROBABILITY * (1 - SPAN_PROBABILITY) ** np.arange(LONGEST_SPAN)  # of spans of 1, 2, ... words
+SPAN_SHARES = SPAN_PROBABILITY * (1 - SPAN_PROBABILITY) ** np.arange(LONGEST_SPAN)  # for spans of 1, 2, ... words
 SPAN_SHARES /= SPAN_SHARES.sum()
 _CUMULATIVE_SHARES = SPAN_SHARES.cumsum()
 
@@ -25,8 +25,8 @@ def mask_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Chooses tokens to predict, and masks them.
 
-    Of the `candidates`, all except special tokens, `mlm_probability` is chosen, rounded, at least one token. Random
-    tokens are drawn from `replacements`. For the other shares, see [`SnugBertDataCollatorForPretraining`].
+    Chooses the share `mlm_probability` of the `candidates` (all but special tokens), at least one. Random tokens are
+    drawn from `replacements`. For the other shares, see [`SnugBertDataCollatorForPretraining`].
 
     If `continues_word` is given, whole words are chosen. A word that would exceed the number of tokens to choose is
     skipped, as in the original release. If no word fits at all, one word is chosen anyway. With `spans`, spans of
@@ -82,8 +82,8 @@ def choose_spans(
     """Chooses random spans of whole words that do not overlap.
 
     For each span, the number of words is drawn, and then a start with this many free words in a row. The last spans
-    are cut to the remaining number of tokens. No span crosses a gap in the ascending `token_indices`. Fewer tokens
-    than `budget` are chosen only if no free word is short enough, and more only if all words are longer: then one is.
+    are cut to the remaining number of tokens. No span crosses a gap in the ascending `token_indices`. Fewer than
+    `budget` tokens are chosen only if no free word is short enough. If all words are too long, one is still chosen.
     Returns the chosen indices in ascending order, and for each of them the number of its span. *Shape:* (chosen,) each
     """
     bounds = _find_words(token_indices, continues_word)
@@ -113,7 +113,7 @@ def choose_spans(
 
 def _find_words(token_indices: np.ndarray, continues_word: np.ndarray) -> np.ndarray:
     """Returns the places in `token_indices` where words begin, and the end. *Shape:* (words + 1,)"""
-    starts_word = np.ones(len(token_indices) + 1, dtype=bool)  # includes the end of the last word
+    starts_word = np.ones(len(token_indices) + 1, dtype=bool)  # the last item is the end of the last word
     # Truncation can cut the start of a word. The rest, after a special token, counts as a word.
     starts_word[1:-1] = ~continues_word[token_indices[1:]] | (token_indices[1:] != token_indices[:-1] + 1)
     return np.flatnonzero(starts_word)

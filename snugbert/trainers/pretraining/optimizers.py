@@ -25,7 +25,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     Muon's update is scaled to the size of AdamW's (Liu et al., 2025, "Muon is scalable for LLM training", section
     2.2), so one learning rate and one weight decay fit both. A group of `others` can have its own weight decay. With
-    `bf16`, it orthogonalizes in bfloat16, as torch does, instead of float32.
+    `bf16`, Muon orthogonalizes in bfloat16, as in torch, instead of float32.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 class BatchedMuon(torch.optim.Muon):
-    """Muon that updates matrices of one shape together. It has the options and the state of `torch.optim.Muon`.
+    """Muon that updates all matrices of a shape together. It has the options and the state of `torch.optim.Muon`.
 
     On a GPU, torch's Muon launches some 20 small kernels per matrix. Tall matrices are not transposed to join wide
-    matrices: BERT-base has 12 of each, and 7 fill a batch. Several processes divide the matrices among themselves.
-    `dtype` is the dtype of the orthogonalization. torch's is bfloat16, which takes more than 20 times as long as
-    float32 on CPUs without instructions for it.
+    matrices: BERT-base has 12 tall and 12 wide matrices, and 7 matrices fill a batch. Several processes divide the
+    matrices among themselves. `dtype` is the dtype of the orthogonalization. torch uses bfloat16, which takes more
+    than 20 times as long as float32 on CPUs without bfloat16 instructions.
     """
 
     def __init__(self, matrices: list[nn.Parameter], dtype: torch.dtype, **options: Any):
@@ -85,7 +85,7 @@ class BatchedMuon(torch.optim.Muon):
                     self._update(parameters[start : start + length], group)
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
-        """Updates parameters of one shape. Each process orthogonalizes its share, and all get the same updates."""
+        """Updates parameters of one shape. Each process orthogonalizes a share, but applies all updates."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if not self.state[parameter]:

@@ -66,7 +66,7 @@ from snugbert.trainers.run.run_settings import check_steps, collect_training_set
 
 logger = logging.getLogger(__name__)
 
-# What a run writes and prints. Only ELECTRA has a generator, and a short run has no plot.
+# Files that a run writes, and lists at its end. Only ELECTRA has a generator, and a short run has no plot.
 WRITTEN = {"model": "", "generator": GENERATOR_FOLDER, "plot": TRAINING_PLOT, "model card": "README.md"}
 
 
@@ -131,7 +131,7 @@ def pretrain(
             numbers = data.phases[0].dataset.windows.list_blocks(Window(0, 0))
             blocks = (data.train_corpus.blocks[number] for number in numbers)
             initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed, blocks)
-            wait_for_all()  # this takes long. DDP then sends the weights of the first process to all
+            wait_for_all()  # computing takes long. DDP then sends the weights of the first process to all
         validation: Any = data.validation
         if validation is not None:
             validation = Subset(validation, range(len(validation))[: data_args.max_eval_samples])
@@ -300,7 +300,7 @@ def _check_training(
 
 @dataclass
 class _Data:
-    """The text of a run and its examples. Without training, there are no phases and settings."""
+    """The text of a run and its examples. Without training, it has no phases and settings."""
 
     train_corpus: Corpus | None
     phases: list[Phase] = field(default_factory=list)
@@ -363,7 +363,7 @@ def _run(trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epoch
             print(f"\nTrained {trainer.state.global_step:,} steps{after} {duration}.")
         if data.validation is not None:
             print(f"\n{format_results(metrics, baselines)}")
-        results = {"metrics": "eval_results.json"} if metrics else {}  # not of an earlier run
+        results = {"metrics": "eval_results.json"} if metrics else {}  # ignores an earlier run's results
         files = {name: output_dir / file for name, file in ((WRITTEN if args.do_train else {}) | results).items()}
         print("", *(f"{name:<12}{file}" for name, file in files.items() if file.exists()), sep="\n")
     if args.do_train and args.push_to_hub:

@@ -21,7 +21,7 @@ from snugbert.data.data_arguments import CACHE_GB, ValidationArguments
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
 
-# What the examples of a dataset are for: masked tokens and next sentences, masked tokens and sentence order, or masked
+# The pretraining objective of a dataset: masked tokens and next sentences, masked tokens and sentence order, or masked
 # tokens alone.
 Objective = Literal["nsp", "sop", "mlm"]
 
@@ -50,7 +50,7 @@ PAIR_LABELS: dict[Objective, tuple[str, str]] = {
 # and ELECTRA's original release. All other predicted tokens stay unchanged.
 BERT_MASKS, ELECTRA_MASKS = (0.8, 0.1), (0.85, 0.0)
 MASKINGS = ("tokens", "words", "spans")  # the values of `--masking`
-OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of transformers
+OPTIMIZERS = ("lamb", "muon")  # values of `--optim`, in addition to the names of transformers
 
 
 @dataclass
@@ -113,7 +113,7 @@ class PretrainingModelArguments(StudentArguments):
 
 
 class PhaseArguments(NamedTuple):
-    """A phase of `--phases`: tokens of the longest example, share of the steps, and what the examples are for."""
+    """A phase of `--phases`: tokens of the longest example, share of the steps, and objective."""
 
     max_seq_length: int
     share: float
@@ -174,7 +174,7 @@ class PretrainingDataArguments(ValidationArguments):
         masked, random = ELECTRA_MASKS if self.objective == "electra" else BERT_MASKS
         self.mask_replace_prob = masked if self.mask_replace_prob is None else self.mask_replace_prob
         self.random_replace_prob = random if self.random_replace_prob is None else self.random_replace_prob
-        self.mask_rates = parse_mask_rates(self.mlm_probability)  # of the first and of the last step
+        self.mask_rates = parse_mask_rates(self.mlm_probability)  # rates of the first and of the last step
         self.parsed_phases = parse_phases(self.phases or f"{self.max_seq_length}:100%", self.dataset_objective)
 
     @property

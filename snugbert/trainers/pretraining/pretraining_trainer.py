@@ -86,9 +86,9 @@ class PretrainingTrainer(RunTrainer):
         phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
         data_settings: names and JSON values that determine the examples. Checkpoints store them, and a resumed run
             compares them.
-        allow_changed_data: whether other `data_settings` are only reported.
-        command_settings: further settings that a resumed run compares. Only `snugbert pretrain` passes them. It
-            reports after its evaluation.
+        allow_changed_data: whether a resumed run only reports changed `data_settings`. Otherwise, it refuses them.
+        command_settings: further settings that a resumed run compares. Only `snugbert pretrain` passes them. It calls
+            [`report`] itself, after its evaluation.
         teacher: a masked language model to distill, with the vocabulary of the model, see [`distill`]. It moves to the
             device of the model, and is neither trained nor saved.
         kwargs: as in `Trainer`, except `compute_metrics`, which is fixed.
@@ -101,7 +101,7 @@ class PretrainingTrainer(RunTrainer):
     kind = "pretraining"
     checks_output_dir = True
     args: PretrainingArguments
-    # The metrics on the validation text, and of trivial predictions. None: the last evaluation in the log.
+    # The metrics on the validation text, and the metrics of trivial predictions. None: the last evaluation in the log.
     _metrics: tuple[Mapping[str, float] | None, Mapping[str, float]]
     passes_to_repay_compiling = 0  # compiles runs of any length
 
@@ -126,7 +126,7 @@ class PretrainingTrainer(RunTrainer):
         args = as_one_epoch(args, self.phases)
         lacks_pairs = any(phase.objective == "mlm" for phase in self.phases)
         if lacks_pairs and isinstance(kwargs.get("model"), SnugBertForPreTraining):
-            args.ddp_find_unused_parameters = True  # without pairs, the pooler and its head get no gradient
+            args.ddp_find_unused_parameters = True  # without pairs, the pooler and its head have no gradient
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.keep_column("mask_seed")
@@ -139,7 +139,7 @@ class PretrainingTrainer(RunTrainer):
         self.is_command = command_settings is not None
         if teacher is not None:
             prepare_teacher(teacher, self.model_config, self.args.device)
-        self.base_model: str | None = None  # what the command started from
+        self.base_model: str | None = None  # the model that the command started from
         for callback in (ClearOutputDir, DrawTraining):
             self.add_callback(callback)
         self._train_counts: np.ndarray | None = None
@@ -163,7 +163,7 @@ class PretrainingTrainer(RunTrainer):
     def report(self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None) -> None:
         """Draws `training.png`, and writes the model card.
 
-        Without `metrics` on the validation text, the card has the last evaluation up to the step of the model.
+        Without `metrics` on the validation text, the card shows the last evaluation up to the step of the model.
         """
         self._metrics = metrics, baselines or {}
         if self.args.should_save:
@@ -172,7 +172,7 @@ class PretrainingTrainer(RunTrainer):
                 self.write_card()
             except InputError:
                 raise
-            except Exception as error:  # such as a model of another library, whose training is complete
+            except Exception as error:  # for example, with another library's model. The run is complete
                 logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
 
     def write_card(self) -> None:
@@ -225,14 +225,14 @@ class PretrainingTrainer(RunTrainer):
                 super()._load_from_checkpoint(str(Path(resume_from_checkpoint) / part))
 
     def _list_models(self) -> list[tuple[str, Any]]:
-        """Returns the models that are saved one by one, with their folders in the output folder."""
+        """Returns the models that are saved separately, with their folders in the output folder."""
         if isinstance(self.model, ElectraPair):
             return [(GENERATOR_FOLDER, self.model.generator), ("", self.model.discriminator)]
         return [("", self.model)]
 
     @contextmanager
     def _as_model(self, model: Any) -> Iterator[None]:
-        """Saves or loads `model` instead of the trainer's."""
+        """Saves or loads `model` instead of the trainer's model."""
         own, self.model = self.model, model
         try:
             yield
@@ -344,7 +344,7 @@ class PretrainingTrainer(RunTrainer):
         """Returns the loss of the model, divided by the counts of the whole batch. Also updates the log."""
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         if self.teacher is None:
-            # accelerate would copy the logits to float32, 574 MB at 256 x 128 tokens. Only callers may want them.
+            # Only callers may need logits. accelerate would copy them to float32: 574 MB at 256 x 128 tokens.
             counts = not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM)
             options = {"count_correct": True} if counts else {}
             outputs: Any = model(**inputs, **options)
@@ -368,7 +368,7 @@ class PretrainingTrainer(RunTrainer):
             if (rates := self._mask_rates) is not None:
                 step, steps = self.state.global_step - 1, self.state.max_steps
                 logs["mlm_probability"] = interpolate_rate(rates, step, steps)
-        elif "train_loss" in logs:  # over the whole run; Trainer's covers only the steps since resuming
+        elif "train_loss" in logs:  # over the whole run. Trainer's value covers only the steps since resuming
             logs.update(self.training_log.summarize(self.state.global_step))
         if "loss" in logs or "train_loss" in logs:
             self.state.num_input_tokens_seen = self.training_log.tokens_seen
@@ -388,7 +388,7 @@ class PretrainingTrainer(RunTrainer):
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def evaluation_loop(self, dataloader: torch.utils.data.DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Extends Trainer's method: adds `mlm_gain`. Random masks of the collator are the same in every evaluation.
+        """Extends Trainer's method: adds `mlm_gain`. Every evaluation uses the same random masks.
 
         Evaluation does not change the random state of training, and its time does not count in tokens per second.
         """

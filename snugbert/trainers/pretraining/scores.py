@@ -128,7 +128,7 @@ def detection_baseline(replaced: float) -> dict[str, float]:
 def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
     """Returns the mean cross-entropy, in nats, of predicting tokens by their frequency in the training text.
 
-    The counts of the training text get add-one (Laplace) smoothing. *Shape:* (vocabulary,) each
+    The counts of the training text are smoothed by adding one (Laplace). *Shape:* (vocabulary,) each
     """
     log_probabilities = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
     return float(-(counts * log_probabilities).sum() / (counts.sum() or math.nan))

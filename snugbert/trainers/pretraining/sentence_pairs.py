@@ -144,7 +144,7 @@ def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.nda
 PAIR_SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 SHORTEST_TARGET = 2  # minimum tokens of a short pair, as in the original release
 # A pair is split between sentences only if both segments have at least this many tokens (with `whole_sentences`, one).
-# A shorter end of a sentence lacks context.
+# A shorter segment lacks context.
 SHORTEST_SEGMENT = 4
 
 # An example in 21 bytes: block, offset in its tokens and length of the first span; the same of the second span, or 0;
@@ -157,7 +157,7 @@ EXAMPLE = np.dtype(
         ("label", "u1"),
     ]
 )
-LABELED_ROWS = 2**20  # rows that get their labels together, in about 200 MB of memory
+LABELED_ROWS = 2**20  # rows that are labeled together, in about 200 MB of memory
 
 # Offsets in a block: the start of the first segment, the start of the second, and the end of the pair.
 PairOffsets = tuple[int, int, int]
@@ -174,11 +174,11 @@ def cut_pairs(
 ) -> np.ndarray:
     """Cuts a block into pairs of adjacent segments. Every token is in a pair.
 
-    Sentences are gathered up to a target length, at least two, and split at a random sentence. A sentence that
-    exceeds the maximum is cut between words, and its rest starts the next pair. The last pair of a document would be
-    short, so it repeats sentences of the previous pair until it is full. Sentences longer than a pair are split first,
-    see [`split_long_sentences`]. A document of one sentence is split between words, and a document of one token makes
-    no pair.
+    A pair gathers at least two sentences, up to a target length, and is split before a random sentence. A sentence
+    that exceeds the maximum is cut between words, and its rest starts the next pair. The last pair of a document would
+    be short, so it repeats sentences of the previous pair until it is full. Sentences longer than a pair are split
+    first, see [`split_long_sentences`]. A document of one sentence is split between words, and a document of one token
+    makes no pair.
 
     Documents are cut from the front or from the back, at random. So pairs change from epoch to epoch, and the lengths
     of two segments do not reveal which segment was first. The share `short_seq_prob` of the pairs has a random shorter
@@ -244,9 +244,9 @@ class _Cutter:
         return min(start, offsets[sentence])
 
     def _find_end(self, start: int, offsets: list[int], following: int, target: int) -> int:
-        """Returns the end of the pair: after the sentence that reaches `target` and completes two sentences.
+        """Returns the end of the pair: the first sentence end that gives it `target` tokens and two whole sentences.
 
-        If that does not fit, the pair ends earlier.
+        If this does not fit, the pair ends earlier.
         """
         last = len(offsets) - 1
         second = following + 1 if offsets[following - 1] == start else following + 2  # two whole sentences
@@ -259,7 +259,7 @@ class _Cutter:
         return _find_place(self.ranks, range(start + self.longest, start + self.longest // 2, -1))
 
     def _find_middle(self, start: int, end: int, offsets: list[int], following: int) -> int:
-        """Returns a random boundary between sentences. If there is none, returns the best place in the middle half."""
+        """Returns a random boundary between sentences. Without one, returns the best place in the middle half."""
         boundaries = offsets[following : bisect_left(offsets, end, following)]
         shortest = 1 if self.whole_sentences else SHORTEST_SEGMENT
         boundaries = [place for place in boundaries if shortest <= place - start <= end - start - shortest]
@@ -284,8 +284,8 @@ def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: 
     same segments and the same lengths.
 
     If one document has more than half of the random pairs, some of these pairs copy the second segment of another
-    document, and their own second segments are not shown in this epoch. Without another document, such pairs stay
-    unchanged, with label 0.
+    document, and their own second segments are not shown in this epoch. If no other document exists, such pairs do not
+    change, and keep label 0.
     """
     ends = _find_ends(table, corpus)
     random_rows = rng.sample(range(len(table)), (len(table) + rng.getrandbits(1)) // 2)
@@ -331,12 +331,12 @@ def _is_in_sentence(block: Block, offsets: np.ndarray) -> np.ndarray:
 
 
 def _match_rows(lengths: np.ndarray, ends: _Ends, random_rows: list[int], rng: random.Random) -> np.ndarray:
-    """Returns the row that each row gets its second segment from: for a random pair, a row of another document."""
+    """Returns, for each row, the row that supplies its second segment: in a random pair, a row of another document."""
     sources = np.arange(len(lengths))
     document_of = ends.documents.tolist()
     order = (ends.ends_in_sentence.astype(np.int64) << 16 | lengths).tolist()
     waiting: list[int] = []  # rows of one document
-    for row in sorted(random_rows, key=order.__getitem__):  # equal rows stay in random order
+    for row in sorted(random_rows, key=order.__getitem__):  # equal rows keep their random order
         if waiting and document_of[row] != document_of[waiting[-1]]:
             other = waiting.pop()
             sources[row], sources[other] = other, row

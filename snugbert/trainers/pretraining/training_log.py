@@ -39,7 +39,7 @@ MODEL_SUMS = (
 )
 DATA_SUMS = ("labeled", "pairs", "tokens", "flops")
 
-TRAINING_COST = 3  # the backward pass needs two matrix products for each one of the forward pass
+TRAINING_COST = 3  # the backward pass needs two matrix products for each product of the forward pass
 # FLOPs per second of dense 16-bit matrix products, from NVIDIA's datasheets. Keys are words of the GPU's name.
 PEAK_FLOPS = {
     "B200": 2250e12,
@@ -68,8 +68,8 @@ def count_batch(
 
     The first three divide the losses. Data workers call this function, so it does not slow down training.
 
-    The FLOPs are of the forward and backward pass of the model, and of the forward pass of a teacher. With a
-    `generator`, `config` is of ELECTRA's discriminator.
+    The FLOPs include the forward and backward pass of the model, and the forward pass of a teacher. With a
+    `generator`, `config` belongs to ELECTRA's discriminator.
     """
     lengths, labeled = count_sequence_tokens(batch)
     pairs = (torch.as_tensor(batch.get("next_sentence_label", [])) != IGNORE_INDEX).sum()
@@ -83,7 +83,7 @@ def count_batch(
 
 
 class TrainingLog:
-    """Counts what a training run logs. The main process keeps the sums of all processes, which `reduce` adds up."""
+    """Adds up the metrics of a training run. `reduce` adds up the sums of all processes for the main process."""
 
     def __init__(self, device: torch.device, is_main_process: bool, reduce: Callable[[torch.Tensor], torch.Tensor]):
         self._is_main_process = is_main_process
@@ -124,10 +124,10 @@ class TrainingLog:
         """Adds the losses and correct predictions of a batch. Each loss is the batch's share of the step's loss."""
         with torch.no_grad():
             mlm_correct = get_mlm_logits(outputs)
-            if mlm_correct.dim() > 0:  # the logits themselves, of other models and with a teacher
+            if mlm_correct.dim() > 0:  # logits instead of a number, from other models or with a teacher
                 labels = inputs["labels"].flatten()
                 is_labeled = labels != IGNORE_INDEX
-                # Only labeled tokens have logits. To select their labels, the host would have to wait for their
+                # Only labeled tokens have logits. To select these tokens, the host would have to wait for their
                 # number. So each token looks up the prediction of the last labeled token up to it.
                 predicted = F.pad(mlm_correct.argmax(-1), (1, 0))
                 mlm_correct = ((predicted[is_labeled.cumsum(0)] == labels) & is_labeled).sum()
@@ -155,7 +155,7 @@ class TrainingLog:
     def next_line(self) -> dict[str, float]:
         """Returns the metrics of the steps since the last line. All processes must call it.
 
-        The reference of output folders describes the metrics. `disc_loss`, `soft_loss` and `cos_loss` are not yet
+        The reference page on output folders describes the metrics. `disc_loss`, `soft_loss` and `cos_loss` are not yet
         multiplied by their weights.
         """
         sums, seconds = self._collect(), self._elapsed_seconds()

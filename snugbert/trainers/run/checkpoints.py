@@ -55,7 +55,7 @@ def remove_checkpoints(checkpoints: list[Path]) -> None:
 
 
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
-    """Finds the complete checkpoint with the highest step. A warning says why a checkpoint is skipped.
+    """Finds the complete checkpoint with the highest step. Logs why it skips a checkpoint.
 
     If the output folder belongs to a store, downloads files of the checkpoint that are missing on this machine.
     """
@@ -74,7 +74,7 @@ def find_newest_checkpoint(output_dir: Path) -> Path | None:
 def check_checkpoint(checkpoint: Path, needs_optimizer: bool = True) -> None:
     """Checks that the files of a checkpoint are complete and undamaged, and that a run can resume from them.
 
-    Only the weights are needed without `needs_optimizer`.
+    If `needs_optimizer` is false, a checkpoint with only the weights is enough.
     """
     manifest = checkpoint / MANIFEST_NAME
     try:
@@ -135,7 +135,7 @@ class RunCheckpoints(TrainerCallback):
                 wait_for_all()
             self._clear(args, folder)
         except BaseException:
-            # In another process: the first process may still be writing.
+            # Other processes do not clear the folder, because the first process may still be writing.
             if args.should_save:
                 self._clear(args, folder)
             raise
@@ -153,8 +153,8 @@ class RunCheckpoints(TrainerCallback):
     def remove_old(self, state: TrainerState, output_dir: Path, waits: bool = False) -> None:
         """Keeps `limit` checkpoints: the last, the best, and then the newest.
 
-        Unless it `waits` for an upload, it leaves up to `limit` more checkpoints meanwhile. Checkpoints of later steps
-        also stay, because the run may have resumed from an earlier one.
+        During an upload, it removes nothing until there are more than `limit` old checkpoints, unless it `waits`.
+        Checkpoints of later steps are kept, too, because the run may have resumed from an earlier checkpoint.
         """
         best = Path(state.best_model_checkpoint or "").name
         last = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
@@ -176,11 +176,11 @@ class RunCheckpoints(TrainerCallback):
         """Called by Trainer after the last step. Waits for an upload, and removes what `remove_old` has left."""
         if args.should_save and self.limit:
             self.remove_old(state, Path(args.output_dir), waits=True)
-        self._clear(args, Path(args.output_dir) / UNFINISHED_CHECKPOINT)  # a process was killed while it removed one
+        self._clear(args, Path(args.output_dir) / UNFINISHED_CHECKPOINT)  # left by a killed process
 
 
 def _collect_random_states(args: TrainingArguments, folder: Path) -> None:
-    """Sends the random state of every process to the first process, because with a bucket machines share no disk."""
+    """Sends the random state of every process to the first, because machines that use a bucket share no disk."""
     wait_for_all()  # the first process may still be writing
     mine = [(file.name, file.read_bytes()) for file in folder.glob(f"rng_state_{args.process_index}.pth")]
     for name, content in gather_object(mine):
@@ -197,7 +197,7 @@ def locate_best(state: TrainerState, output_dir: Path) -> None:
 
 
 def _forget_best(checkpoint: Path) -> None:
-    """Removes the path of the best checkpoint, which may move, from a state. [`locate_best`] needs only its step."""
+    """Removes the best checkpoint's path from a state, because folders can move. [`locate_best`] needs the step."""
     state = read_state(checkpoint)
     if state.best_model_checkpoint is not None:
         state.best_model_checkpoint = None
@@ -213,7 +213,7 @@ def publish(folder: Path, checkpoint: Path) -> None:
     for path in (*folder.rglob("*"), folder):
         _sync(path)
     output = find_output(checkpoint) if checkpoint.exists() else None
-    with nullcontext() if output is None else output.keeps_checkpoints:  # an upload would mix both
+    with nullcontext() if output is None else output.keeps_checkpoints:  # an upload would mix both checkpoints
         if checkpoint.exists():
             checkpoint.rename(folder.with_name(f"replaced-{folder.name}"))
         folder.rename(checkpoint)
@@ -250,7 +250,7 @@ def _sync(path: Path) -> None:
 
 
 def check_optimizer(optimizer: Any, checkpoint: str) -> None:
-    """Checks the shapes of AdamW's loaded state. Its fused kernel would access memory out of bounds."""
+    """Checks the shapes of AdamW's loaded state. With wrong shapes, its fused kernel would access invalid memory."""
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         for name in ("exp_avg", "exp_avg_sq"):
             shape = getattr(optimizer.state.get(parameter, {}).get(name), "shape", parameter.shape)

@@ -53,7 +53,7 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
     Only processes that write take the lock, see [`lock_file`]. A process can take the lock again inside the block. A
-    dry run changes nothing. In a store, it uploads nothing, and removes what it downloaded.
+    dry run changes nothing. With a store, it uploads nothing, and removes what it downloaded.
     """
     output_dir = Path(training_args.output_dir or "")
     is_dry_run = getattr(training_args, "dry_run", False)
@@ -138,7 +138,7 @@ def find_checkpoint(args: TrainingArguments, resume: str | bool | None) -> str |
         if checkpoint is None:
             return None
         output = find_output(checkpoint)
-        if output is not None and has_other_machines:  # its upload may have failed before
+        if output is not None and has_other_machines:  # an earlier upload may have failed
             output.upload_checkpoints()
         return checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
 
@@ -187,13 +187,13 @@ class ClearOutputDir(TrainerCallback):
 
 
 def remove_generator(output_dir: Path) -> None:
-    """Removes ELECTRA's generator. A folder of that name without a model next to it belongs to the user, and stays."""
+    """Removes ELECTRA's generator. Without a model next to it, the folder `generator` is the user's, and is kept."""
     if all((output_dir / folder / "config.json").exists() for folder in ("", GENERATOR_FOLDER)):
         shutil.rmtree(output_dir / GENERATOR_FOLDER, ignore_errors=True)
 
 
 def remove_run(output_dir: Path) -> None:
-    """Removes the checkpoints and results of a run. Its model stays until a new one replaces it, its generator not."""
+    """Removes the checkpoints, results and generator of a run. Its model is kept until a new model replaces it."""
     for plot in list_plots(output_dir):
         plot.unlink()  # otherwise, the next model card would show it
     shutil.rmtree(output_dir / UNFINISHED_CHECKPOINT, ignore_errors=True)

@@ -65,7 +65,7 @@ class LogLines(TrainerCallback):
 
 
 class ProgressBar(ProgressCallback):
-    """Shows the [`Progress`] of training. In a resumed run, only the new steps count as speed."""
+    """Shows the [`Progress`] of training. In a resumed run, the speed is computed from the new steps."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step, with the state of the checkpoint."""
@@ -127,7 +127,7 @@ class Reports:
 
     def __init__(self, trainer: Trainer):
         self._trainer, self._run_name = trainer, trainer.args.run_name
-        self.name: str | None = None  # None: the run reports to none of these
+        self.name: str | None = None  # None: there are no reports
 
     @property
     def _callbacks(self) -> list[Any]:
@@ -152,7 +152,7 @@ class Reports:
                 self._open_wandb(callback._wandb)
 
     def _open_wandb(self, wandb: Any) -> None:
-        # Trainer never closes a W&B run, so the runs of a sweep would share it. A W&B run that the user opened stays.
+        # Trainer never closes a W&B run, so the runs of a sweep would share it. The user's own run stays open.
         if wandb.run is not None and wandb.run.id in self._own_wandb_runs:
             wandb.finish()
         if wandb.run is None:
@@ -167,7 +167,7 @@ class Reports:
             state.stateful_callbacks |= {REPORTS_NAME: {"name": self.name}}  # type: ignore[operator]
 
     def send(self, metrics: Mapping[str, float], step: int) -> None:
-        """Sends the scores of the model of a `step`. A report that fails is only a warning."""
+        """Sends the scores of the model at a `step`. A failed report only causes a warning."""
         trainer, state = self._trainer, copy.copy(self._trainer.state)
         state.global_step = step
         for callback in self._callbacks:

@@ -41,7 +41,7 @@ def set_up(training_args: DeviceArguments) -> None:
     from snugbert.trainers.run.log import set_up_logging  # only here, because `--help` works without Trainer
 
     set_up_logging(logging.INFO if training_args.should_log else logging.ERROR)
-    # Our log lines replace Trainer's INFO lines. Its warnings stay.
+    # Our log lines replace Trainer's INFO lines. Its warnings are still printed.
     transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     use_one_gpu(training_args)
@@ -59,7 +59,7 @@ def set_up(training_args: DeviceArguments) -> None:
 def keep_freed_memory() -> None:
     """Makes glibc keep freed memory for the next step, unless the user has set a variable of its `malloc`.
 
-    Otherwise Linux clears each page again: 8 % of a fine-tuning step. Pretraining, with larger batches, is not faster.
+    Otherwise Linux clears each page again, 8 % of a fine-tuning step. Larger batches, as in pretraining, gain nothing.
     """
     is_chosen = any(name.startswith("MALLOC_") for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not (is_chosen or torch.accelerator.is_available()):
@@ -70,7 +70,7 @@ def keep_freed_memory() -> None:
 
 
 def use_one_gpu(training_args: DeviceArguments) -> None:
-    """Makes a process use one GPU. Trainer would split its batches, which is slow, and losses would be inexact."""
+    """Makes a process use one GPU. Trainer would split batches over all GPUs, which is slow and inexact."""
     if training_args.n_gpu > 1:
         logging.getLogger(__name__).warning(
             "using one of %d GPUs. To use all GPUs, start with `accelerate launch`.", training_args.n_gpu
@@ -79,7 +79,7 @@ def use_one_gpu(training_args: DeviceArguments) -> None:
 
 
 def move_hub_token(training_args: TrainingArguments) -> None:
-    """Moves `hub_token` from the arguments, which Trainer writes and uploads, to the environment: `HF_TOKEN`."""
+    """Moves `hub_token` from the arguments, which Trainer writes and uploads, to the environment variable HF_TOKEN."""
     if isinstance(training_args.hub_token, str):
         os.environ["HF_TOKEN"] = training_args.hub_token
         # True: use HF_TOKEN even if HF_HUB_DISABLE_IMPLICIT_TOKEN is set.
@@ -87,7 +87,7 @@ def move_hub_token(training_args: TrainingArguments) -> None:
 
 
 def wait_for_all() -> None:
-    """Waits until all processes are here, at most `--ddp_timeout` seconds. Every process must call this.
+    """Waits until every process has called this function, for at most `--ddp_timeout` seconds.
 
     gloo's error names the missing process. accelerate's `wait_for_everyone` does not, and asks torch for a GPU per
     process, even if the processes run on the CPU.

@@ -8,7 +8,7 @@ import torch
 
 from snugbert.gpu import cuda_graphs
 
-# Code of these packages computes losses from the batch, the weights and random numbers only.
+# Code of these packages computes losses only from the batch, the weights and random numbers.
 KNOWN_PACKAGES = ("snugbert", "transformers", "torch", "peft")
 NUM_ITEMS, NUM_BATCHES = "num_items_in_batch", "num_batches_in_step"
 
@@ -92,7 +92,8 @@ class RunGraphs:
             return "model_init replaces the model"
         if trainer.accelerator.scaler is not None:
             return "float16 scales the loss (--bf16 does not)"
-        wants_checkpoints = getattr(args, "activation_checkpointing", args.gradient_checkpointing)  # the second: 5.17
+        # transformers 5.17 has only `gradient_checkpointing`.
+        wants_checkpoints = getattr(args, "activation_checkpointing", args.gradient_checkpointing)
         if wants_checkpoints or any(
             getattr(each, "gradient_checkpointing", False) for each in trainer.model.modules()
         ):
@@ -106,7 +107,7 @@ class RunGraphs:
         return None
 
     def _find_own_code(self) -> str | None:
-        """Returns the name of a user's code that computes the loss. Replaying a CUDA graph does not run Python."""
+        """Returns the name of user code that helps to compute the loss. Replaying a CUDA graph does not run Python."""
         trainer = self.trainer
         parts = [getattr(type(trainer), name) for name in ("training_step", "compute_loss")]
         parts += [] if trainer.compute_loss_func is None else [trainer.compute_loss_func]

@@ -16,7 +16,7 @@ from snugbert.files import read_json
 
 SETTINGS_NAME = "RunSettings"  # key in a checkpoint's `trainer_state.json`
 
-# `tf32` is missing, because it depends on the device: a CPU could not resume a run with TF32.
+# `tf32` is left out, because it depends on the device: a CPU could not resume a run with TF32.
 TRAINING_SETTINGS = (
     "optim",
     "optim_args",
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 class RunSettings(TrainerCallback):
     """The settings that must not change when a run resumes, and the changes so far. Checkpoints store both.
 
-    The intervals of logging, evaluating and saving may change. Trainer would use the intervals in the checkpoint.
+    The intervals of logging, evaluating and saving may change, although Trainer alone would use the checkpoint's.
     """
 
     def __init__(self, kind: str) -> None:
@@ -57,7 +57,7 @@ class RunSettings(TrainerCallback):
         self.data_settings: dict[str, Any] = {}  # empty: not compared
         self.allows_changed_data = False  # if true, a change is only reported
         self.changes: list[str] = []  # what changed when the run resumed, for the model card
-        self.keeps_checkpoints = True  # when the run is finished. If true, it stays true on resume
+        self.keeps_checkpoints = True  # after the run is finished. If true, it stays true on resume
         self._trainer_settings: dict[str, Any] = {}
         self._checkpoint: str | None = None  # that the run resumes from
         self._max_steps = 0  # in the checkpoint
@@ -106,12 +106,12 @@ class RunSettings(TrainerCallback):
         state.stateful_callbacks |= {SETTINGS_NAME: record}  # type: ignore[operator]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **kwargs: Any) -> None:
-        """Called by Trainer before the first step. Applies the intervals and the number of steps of the arguments."""
+        """Called by Trainer before the first step. Applies the intervals and the number of steps in the arguments."""
         state.compute_steps(args, state.max_steps)
         if self._checkpoint is None or state.max_steps == self._max_steps:
             return
         check_steps(self._checkpoint, args, state.max_steps, state.global_step)
-        # Trainer would use the earlier schedule for one more step. Other schedules do not depend on the steps.
+        # Trainer would use the old schedule for one more step. Other schedules do not depend on the number of steps.
         if isinstance(lr_scheduler, LambdaLR):
             lr_scheduler.last_epoch -= 1
             lr_scheduler.step()
@@ -120,7 +120,7 @@ class RunSettings(TrainerCallback):
 
 
 def check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int) -> None:
-    """Checks that a checkpoint has not `done` more steps than the run will take."""
+    """Checks that the `done` steps of a checkpoint are not more than the `steps` of the run."""
     if steps < done:
         flag = "--max_steps" if args.max_steps > 0 else "--num_train_epochs"
         raise InputError(

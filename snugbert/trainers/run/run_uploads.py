@@ -1,4 +1,4 @@
-"""Uploads a run during training: to the Hub, and its checkpoints to a bucket."""
+"""During training, uploads a run to the Hub, and its checkpoints to a bucket."""
 
 import logging
 from collections.abc import Iterator
@@ -98,9 +98,9 @@ class HubUploads(TrainerCallback):
 
 
 class CheckpointUploads(TrainerCallback):
-    """Uploads each checkpoint of a run to the store that the output folder belongs to, if any, in a thread.
+    """In a thread, uploads each checkpoint of a run to the store that the output folder belongs to, if any.
 
-    A failed upload is only a warning. It is retried at the next checkpoint.
+    A failed upload only causes a warning. It is retried at the next checkpoint.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class CheckpointUploads(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after a checkpoint."""
         if self._output is not None:
-            self._next.cancel()  # has no effect after its begin. Before, the new upload includes its checkpoint
+            self._next.cancel()  # if it has not begun. The new upload includes its checkpoint
             self._next = self._pool.submit(self._upload, self._output)
 
     def _upload(self, output: RemoteOutput) -> None:

@@ -42,7 +42,7 @@ class StopSignal(TrainerCallback):
 
     All processes stop after the same step. On a GPU, the host reads the signal and the loss one step late, so that it
     never waits for the GPU within a step. Weights after a bad step are never logged, evaluated or saved, because the
-    host first waits for the last report. It is the last callback, so that it can cancel checkpoints.
+    host first waits for the last report. This is the last callback, so that it can cancel checkpoints.
     """
 
     def __init__(self, trainer: Any):
@@ -52,10 +52,10 @@ class StopSignal(TrainerCallback):
 
     def _begin(self) -> None:
         self.interrupted: signal.Signals | None = None  # the signal that ended training
-        self.writes_whole_checkpoint = False  # whether the next one has the optimizer even with `save_only_model`
+        self.writes_whole_checkpoint = False  # whether it has the optimizer even with `save_only_model`
         self._saved_step = 0  # the step of the last checkpoint that this run wrote or resumed from. 0: none
         self._received = 0  # the signal that this process received
-        # Of the last step, if the host has not read it: step, numbers on the CPU, and when they have arrived there.
+        # The report that the host has not read: step, numbers on the CPU, and the event of their arrival there.
         self._report: tuple[int, torch.Tensor, torch.Event | None] | None = None
         self.status: torch.Tensor | None = None  # from `describe`, if this step's all-reduce has included it
 
@@ -122,7 +122,7 @@ class StopSignal(TrainerCallback):
             self.read_report()
 
     def read_report(self) -> None:
-        """Reads the report of the last step, if it is unread. A signal sets `interrupted`, divergence is an error."""
+        """Reads the report of the last step, if unread. Sets `interrupted` on a signal. Divergence raises an error."""
         if self._report is None:
             return
         (step, values, arrival), self._report = self._report, None
@@ -148,8 +148,8 @@ class StopSignal(TrainerCallback):
     def on_epoch_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after each epoch and when training stops. After a signal, saves.
 
-        If a signal stops training within an epoch, logging and evaluation at the end of an epoch are skipped. If the
-        evaluation came before a run stopped after its last step, the resumed run does not repeat it.
+        If a signal stops training within an epoch, logging and evaluation at the end of an epoch are skipped. If a
+        run is stopped after its last step and its last evaluation, the resumed run does not evaluate again.
         """
         last = state.log_history[-1] if state.log_history else {}
         if last.get("step") == state.global_step and any(name.startswith("eval_") for name in last):
@@ -193,7 +193,7 @@ def start_worker(worker_id: int, num_workers: int, rank: int) -> None:
 
     def survive(*_: Any) -> None:
         # The launcher and the scheduler may both send SIGTERM. So the worker ignores SIGTERM for 30 seconds after the
-        # first. A later SIGTERM ends the worker: at exit, multiprocessing sends it to the remaining workers.
+        # first one. A later SIGTERM ends the worker: at exit, multiprocessing sends it to the remaining workers.
         received.append(time.monotonic())
         if received[-1] - received[0] > SIGTERM_SECONDS:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
