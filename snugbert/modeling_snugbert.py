@@ -273,7 +273,7 @@ class SnugBertSelfAttention(nn.Module):
         is_dropping = (self if distances is None else self.dropout).training
         options = {"scaling": self.scaling, "dropout": self.dropout.p if is_dropping else 0.0}
         implementation = self.config._attn_implementation
-        # torch 2.11 cannot trace the second condition. In the training commands, the first condition skips it.
+        # torch 2.11 cannot trace the second condition. In the training commands, the first condition is false.
         if implementation not in ("sdpa", "eager") and is_flash_attention_requested(self.config, version=[3, 4]):
             if options["dropout"]:
                 warn_once(f"{implementation} does not support dropout. Attention drops no weights.")
@@ -898,7 +898,7 @@ class SnugBertPredictions(nn.Module):
 
 
 class SnugBertPreTrainingHeads(nn.Module):
-    """The masked token head, the next-sentence head, or both."""
+    """The masked token head, the next-sentence head, or both. The models call `seq_relationship` themselves."""
 
     predictions: SnugBertPredictions
     seq_relationship: nn.Linear
@@ -1064,7 +1064,7 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
                 the number of correct predictions.
             labels: original ids of masked tokens, -100 elsewhere. Labels at padding are ignored with a warning.
                 *Shape:* (B, L)
-            next_sentence_label: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)
+            next_sentence_label: 0 if the second segment follows the first, otherwise 1. *Shape:* (B,)
             num_items_in_batch: number of labeled tokens in the global batch (all gradient accumulation steps and
                 processes). Trainer passes it. The masked token loss is divided by it.
             num_sequences_in_batch: number of sequences in the global batch. The next-sentence loss is divided by it. A

@@ -10,7 +10,7 @@ for a thousandth of the time (`do_spin` in its config/linux/wait.h). So this mod
 while other processes use the cores, and removes them afterwards. torch's threads share the work as before, so the
 results stay the same bit for bit. Other OpenMP libraries ignore the added threads.
 
-No thread here is a daemon. If Python ended while a daemon thread runs C++ code of torch, the process would abort. All
+No thread here is a daemon. If Python ended while a daemon thread was in torch's C++ code, the process would abort. All
 threads end when the main thread has ended, and Python waits for them.
 """
 

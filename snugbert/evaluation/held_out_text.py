@@ -105,6 +105,8 @@ def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> Pret
         if args.sentence_order:
             raise InputError("--sentence_order: this model does not predict the order of segments. Remove the flag.")
         data_args.objective = "mlm"
+    elif getattr(model.config, "sentence_order", False) and not args.no_nsp:
+        data_args.objective = "mlm+order"
     return data_args
 
 

@@ -20,7 +20,7 @@ MOST_BYTES = 2**31 - 2**24  # a protobuf file holds 2 GiB, and the graph itself 
 
 
 def write_graph(model: PreTrainedModel, input_names: list[str], file: Path) -> None:
-    """Writes the graph of a model in evaluation mode, with eager attention, which torch splits into fewer operators.
+    """Writes the graph of a model in evaluation mode. Attention is eager, which torch exports as fewer operators.
 
     Weights of more than 2 GB go to a second file, `file` with `.data` appended. The inputs are int64 (B, L); with two
     choices per text (B, 2, L). The outputs have the names of the model's outputs.

@@ -47,7 +47,7 @@ TOKENIZER_FILES = (
 # Folders that `snugbert export` writes. The output also replaces these folders, because servers prefer their models.
 ENGINE_FOLDERS = ("onnx", "openvino")
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
-# last. The last files are the code of a SnugBERT folder.
+# last. The last line adds the code files of a SnugBERT folder.
 REPLACED_FILES = (
     "config.json",
     *(f"model{part}.safetensors{index}" for part in ("", "-*-of-*") for index in ("", ".index.json")),

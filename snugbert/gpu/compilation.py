@@ -67,7 +67,7 @@ def compile_model(
     compiled = []
     for name, module_class in classes.items():
         modules = [module for module in model.modules() if isinstance(module, module_class)]
-        if module_class is SnugBertPreTrainingHeads:  # these heads may lack the masked token head
+        if module_class is SnugBertPreTrainingHeads:  # this class may hold only the next-sentence head
             modules = [head for head in modules if hasattr(head, "predictions")]
         for module in modules:
             module.compile(dynamic=True, backend=backend, mode=mode)

@@ -27,7 +27,7 @@ class FlatGradients:
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         if self._places.keys() != set(trained):
             sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in trained]
-            self._flat = trained[0].new_zeros(sum(sizes) + ALIGNMENT)  # at the end: the numbers of `average`
+            self._flat = trained[0].new_zeros(sum(sizes) + ALIGNMENT)  # the end: for the numbers of `average`
             parts = zip(trained, self._flat.split([*sizes, ALIGNMENT]), strict=False)
             self._places = {each: part[: each.numel()].view_as(each) for each, part in parts}
         return self._places

@@ -223,7 +223,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
                     raise InputError(
                         f"{split.source}: every label is -1. Add labels, or pass the file as --test_file."
                     )
-                logger.info("%s: every label is -1. The texts are predicted, but not scored.", split.source)
+                logger.info("%s: every label is -1. Labels are predicted, but not scored.", split.source)
                 split.labels = [None] * len(split.labels)
 
     def _use_windows(self, windows: tuple[int, int] | None, is_teacher: bool = False) -> None:

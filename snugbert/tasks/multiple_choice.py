@@ -215,7 +215,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         """Does nothing: choices are not classes."""
 
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Example:
-        """Returns the text and its choices: a text and a list of texts, or columns like SWAG's."""
+        """Returns the text and its choices. `columns` are a text and a list of texts, or like SWAG's."""
         if len(columns) > 2:
             text, beginning, *endings = (read_text(values, column) for column in columns)
             return Example(text, [f"{beginning} {ending}" for ending in endings])

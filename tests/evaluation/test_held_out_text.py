@@ -100,6 +100,8 @@ def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path)
     # Without training text, the held-out text itself gives the frequencies.
     alone = score(stock, tokenizer, files, max_eval_samples=9)
     assert alone["baselines"]["mlm_loss"] < ours["baselines"]["mlm_loss"] and alone["examples"] == 9
+    stock.config.sentence_order = True  # as `snugbert pretrain --objective mlm+order` stores it
+    assert score(stock, tokenizer, files)["objective"] == ("mlm" if no_nsp else "sop")
 
 
 @pytest.mark.slow

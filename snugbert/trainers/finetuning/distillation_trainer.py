@@ -151,7 +151,7 @@ def prepare_student(
 ) -> PreparedTask:
     """Prepares a run with the teacher's logits of the training examples. Every process must call this.
 
-    Teacher and student may have different tokenizers if their items are the same, such as words.
+    Teacher and student may have different tokenizers if both score the same items, such as words.
     """
     if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
         raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")

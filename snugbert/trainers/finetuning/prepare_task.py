@@ -40,7 +40,7 @@ class SoftTargets:
     """A teacher's logits for the training examples."""
 
     teacher: str  # a digest of the teacher
-    # Of all items; for question answering the start and the end score. *Shape:* (items, C)
+    # The logits of all items. In question answering, an item has a start and an end score. *Shape:* (items, C)
     logits: np.ndarray
     first_items: np.ndarray  # each example's first item, and the end. *Shape:* (examples + 1,)
 
@@ -151,7 +151,9 @@ def prepare_task(
     student_layers = None
     if model_args.num_student_layers is not None:
         if not trains:
-            raise InputError("--num_student_layers needs training examples. To score all layers, remove the flag.")
+            raise InputError(
+                "--num_student_layers needs training examples. To score the whole model, remove the flag."
+            )
         student_layers = choose_student_layers(
             config.num_hidden_layers, model_args.num_student_layers, model_args.student_layers
         )

@@ -156,7 +156,7 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any], res
         saved = {**(output.metrics or {}), **{f"{name}_{metric}": value for metric, value in metrics.items()}}
         saved[f"{name}_samples"] = evaluation_set.split.num_examples
         if evaluation_set.baseline is not None:
-            # The correlation of a constant is NaN, which is no baseline.
+            # The correlation of a constant is NaN, which cannot serve as a baseline.
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
             saved.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
         trainer.save_metrics(name, saved)

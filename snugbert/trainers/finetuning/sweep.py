@@ -291,7 +291,7 @@ class Sweep:
     def __init__(self, prepared: PreparedTask, args: FineTuningArguments):
         settle_arguments(prepared, args)
         if prepared.train_features is None or args.metric_for_best_model == "loss":
-            raise InputError("--sweep and --seeds need training examples, and a --metric_for_best_model of the task.")
+            raise InputError("--sweep and --seeds need training examples, and a metric of the task instead of loss.")
         assert args.search is not None and prepared.validation_set is not None  # see `settle_arguments`
         if args.search.prune and args.eval_strategy == "no":
             raise InputError(

@@ -239,7 +239,7 @@ def _fit_first_layer(
     radians = FASTEST * (SLOWEST / FASTEST) ** np.linspace(0, 1, number)
     W = H - 2 * len(radians) - 1  # one dimension is for [MASK]
     vectors, values = factorize(sides, W, rng)
-    # Singular vectors have very different norms. A rotation makes all dimensions alike.
+    # Scaled by singular values, dimensions have very different norms. A rotation makes all dimensions alike.
     rotation, _ = np.linalg.qr(rng.standard_normal((W, W)))
     embeddings = vectors / sides[0].root[:, None] * np.sqrt(values) @ rotation[: len(values)]
     position_norm = POSITION_SHARE * float(frequencies @ np.linalg.norm(embeddings, axis=1))

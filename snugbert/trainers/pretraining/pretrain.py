@@ -76,7 +76,7 @@ def pretrain(
     training_args: PretrainingArguments,
 ) -> None:
     """Trains, evaluates, or both, and prints a summary."""
-    # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and such a run trains.
+    # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and a run with it trains.
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)
     if data_args.show:
@@ -121,6 +121,9 @@ def pretrain(
         initial_weights = _collect_initial_weights(model_args, data_args, teacher, layers)
         set_seed(training_args.seed)
         model = _load_model(model_args, data_args, config, tokenizer, teacher_config, layers)
+        swaps = data_args.dataset_objective == "sop"
+        if swaps or getattr(model.config, "sentence_order", False):
+            model.config.sentence_order = swaps  # for `snugbert evaluate`
         logger.info("model: %s parameters", f"{model.num_parameters():,}")
         if training_args.do_train:
             _check_training(model, training_args, initial_weights, checkpoint)

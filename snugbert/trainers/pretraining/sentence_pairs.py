@@ -61,7 +61,7 @@ def classify_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
 
 
 def _classify_spaced(text: str) -> int:
-    """Returns the kind of a decoded token that includes the space before it. Incomplete characters are U+FFFD.
+    """Returns the kind of a decoded token, whose text includes the space before it. Incomplete characters are U+FFFD.
 
     Chinese and Japanese words have no spaces.
     """
