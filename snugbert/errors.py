@@ -90,7 +90,7 @@ def explain_files(pattern: str) -> str:
     if Path(pattern).is_file() or any(Path(match).is_file() for match in glob.iglob(pattern, recursive=True)):
         return ""
     if Path(pattern).is_dir():
-        return f"{pattern} is a folder. Name its files, such as '{pattern}/*'."
+        return f"{pattern} is a folder. Pass a file in it, or for text a pattern such as '{pattern}/*'."
     return f"{pattern}: no such file.{suggest_path(pattern)}"
 
 

@@ -27,6 +27,7 @@ from snugbert.families.loading import (
     SPECIAL_TOKEN_NAMES,
     MissingWeightsError,
     check_repository,
+    check_tokenizer,
     load_config,
     load_model,
     load_tokenizer,
@@ -53,11 +54,7 @@ def load_masked_model(
         )
     model = _load_heads(args, _load_any_config(args, tokenizer), sentence_pairs)
     vocab_size = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
-    if len(tokenizer) > vocab_size:
-        raise InputError(
-            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has only "
-            f"{vocab_size}. Use the tokenizer that the model was trained with."
-        )
+    check_tokenizer(args, tokenizer, vocab_size)
     device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return model.to(device).eval(), tokenizer  # type: ignore[arg-type]
 

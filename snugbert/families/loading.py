@@ -27,7 +27,7 @@ from snugbert.configuration_snugbert import (
     compute_max_length,
     get_windows,
 )
-from snugbert.errors import InputError, join_lines, shorten, suggest_path
+from snugbert.errors import InputError, did_you_mean, join_lines, shorten, suggest_path
 from snugbert.families.engine_models import EngineModel, find_export, open_export, refuse_export
 from snugbert.families.weight_files import find_prefix, read_weights
 from snugbert.families_snugbert import WRAPPER_NAMES
@@ -101,21 +101,40 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
             config = SnugBertConfig.from_dict(config.to_dict())  # checks the new values
         compute_head_size(config)  # checks that a model can be built
         get_windows(config)  # checks `document_windows`
-    except InputError:
-        raise
+    except InputError as error:
+        size = did_you_mean(name, SIZES) if model_args.config_name else ""
+        raise InputError(f"{error}{size}") from error
     except Exception as error:  # invalid values raise errors of several types
         overrides = f" with {model_args.config_overrides}" if model_args.config_overrides else ""
         raise InputError(f"invalid configuration {name}{overrides}: {join_lines(error)}") from error
-    if len(tokenizer) > config.vocab_size:
-        raise InputError(
-            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has only "
-            f"{config.vocab_size}. Use the tokenizer that the model was trained with."
-        )
+    check_tokenizer(model_args, tokenizer, config.vocab_size)
     config._attn_implementation = model_args.attn_implementation
     if config.type_vocab_size == 1 and "token_type_ids" in tokenizer.model_input_names:
         names = [one for one in tokenizer.model_input_names if one != "token_type_ids"]
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # `init_kwargs` is saved
     return config
+
+
+def check_tokenizer(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
+    """Checks that the model has an embedding for each token, and that its own tokenizer has the same token ids."""
+    if len(tokenizer) > vocab_size:
+        raise InputError(
+            f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has only "
+            f"{vocab_size}. Use the tokenizer that the model was trained with."
+        )
+    model = args.model_name_or_path
+    if args.tokenizer_name in (None, model) or model is None:
+        return
+    try:
+        own = AutoTokenizer.from_pretrained(model, **args.hub).get_vocab()
+    except Exception:  # the checkpoint has no tokenizer
+        return
+    ids = tokenizer.get_vocab()
+    if changed := [token for token, index in own.items() if ids.get(token, index) != index]:
+        raise InputError(
+            f"--tokenizer_name: {len(changed):,} tokens, such as {changed[0]!r}, have other ids than in the tokenizer "
+            f"of {model}. Use the tokenizer that the model was trained with."
+        )
 
 
 def override_config(config: PreTrainedConfig, overrides: str) -> None:
@@ -158,6 +177,8 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
     check_repository(name, **args.hub)
     if folder.exists():
         check_vocabulary(folder)
+    if folder.is_dir() and not any((folder / file).exists() for file in VOCABULARY_FILES):
+        raise InputError(f"{name} contains no tokenizer. If it is the folder of a run, choose one of its checkpoints.")
     only_vocabulary = (folder / "vocab.txt").exists() and not (folder / "tokenizer_config.json").exists()
     try:
         if only_vocabulary:

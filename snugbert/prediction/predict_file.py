@@ -94,7 +94,12 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: Any, f
             logger.warning("bad row: %s", description)
 
     log = ReadingLog(args.on_bad_text, report)
-    total = sum(1 for _ in _read(data, predictor, log))
+    total = empty = 0
+    for _, example in _read(data, predictor, log):
+        total += 1
+        empty += isinstance(example, list) and not all(str(text).strip() for text in example)
+    if empty:
+        logger.warning("%s: empty text in %s. These rows are predicted, too.", source, format_count(empty, "row"))
     if summary := log.summarize():
         logger.warning(summary)
     if not total:

@@ -305,12 +305,13 @@ def choose_columns(
         defaults = (trained_columns, *(names for names in defaults if len(names) in numbers))
     for names in defaults:
         if all(name in first_rows[0] for name in names):
+            logger.info("%s: %s", source, describe_columns(names))
             return names
     found = list_text_columns(first_rows, "label") if reader.any_columns else []
     if len(found) != 1 or numbers[0] != 1:
         expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
         raise InputError(f"{source}: no {expected}. {list_columns(present)}{trained} Set {argument}.")
-    logger.info("%s: text %s", source, describe_columns(found))
+    logger.info("%s: %s", source, describe_columns(found))
     return found
 
 

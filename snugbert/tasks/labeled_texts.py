@@ -141,10 +141,8 @@ def find_text_columns(
     found = list_text_columns(first_rows, label_column)
     named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in found]
     if not named and len(found) != 1:
-        raise InputError(
-            f"{source}: {'several text columns' if found else 'no text column'} besides the label {label_column!r}. "
-            f"{list_columns(first_rows[0])} Set --text_column_names and --label_column_name."
-        )
+        problem = f"Several columns have text: {', '.join(found)}." if found else "No column has text."
+        raise InputError(f"{source}: {problem} {list_columns(first_rows[0])} Set --text_column_names.")
     return tuple((named or found)[:1])
 
 

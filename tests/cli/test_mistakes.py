@@ -36,7 +36,10 @@ RUN = "--model_name_or_path bert --output_dir x"
         ("demo --config no.yaml", "--config: "),
         ("pretrain --train_file corpus/*.gz corpsu/*.gz", "--train_file: corpsu/*.gz: no such file."),
         ("predict --model_name_or_path b --output_file x --input_file corpus/trian.txt.gz", "mean corpus/train."),
-        ("vocabulary --output_dir x --train_file corpus", "corpus is a folder. Name its files, such as 'corpus/*'."),
+        (
+            "vocabulary --output_dir x --train_file corpus",
+            "corpus is a folder. Pass a file in it, or for text a pattern such as 'corpus/*'.",
+        ),
         ("glue --output_dir x --model_name_or_path ./nope", "--model_name_or_path: the folder ./nope does not exist."),
         ("demo --model out/classifer", "the folder out/classifer does not exist. Did you mean out/classifier?"),
         (f"ner {RUN} --tokenizer-name out/x/y", "--tokenizer_name: the folder out/x/y does not exist."),

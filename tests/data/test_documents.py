@@ -57,7 +57,9 @@ def test_each_file_is_found_once(tmp_path, bucket):
         (tmp_path / name).write_text("x")
     found = find_files([str(tmp_path / "*.txt"), str(tmp_path / "a.txt"), str(tmp_path / "c.jsonl")])
     assert [file.name for file in found] == ["a.txt", "b.txt", "c.jsonl"]
-    with pytest.raises(InputError, match=f"{tmp_path} is a folder. Name its files, such as '{tmp_path}/"):
+    with pytest.raises(
+        InputError, match=f"{tmp_path} is a folder. Pass a file in it, or for text a pattern such as '{tmp_path}/"
+    ):
         find_files([str(tmp_path)])
     (bucket.folder / "a.txt").write_text("x")  # old versions of s3fs do not list an empty bucket
     with pytest.raises(InputError, match=rf"^{bucket.url}/\*\.zip: no such file\. Check the URL\.$"):

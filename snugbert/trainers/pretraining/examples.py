@@ -99,7 +99,10 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 f"`max_seq_length` {max_seq_length} must be between {SHORTEST_EXAMPLE} and {LONGEST_EXAMPLE}."
             )
         if objective == "nsp" and corpus.num_documents < 2:
-            raise ValueError("Next sentence prediction needs at least two documents. Choose another objective.")
+            raise InputError(
+                "Next sentence prediction needs at least two documents. Write a blank line between documents, or set "
+                "--objective mlm."
+            )
         if corpus.settings.get("tokenizer") not in (None, hash_tokenizer(tokenizer)):
             raise InputError("The corpus has a different tokenizer. Use that tokenizer, or prepare the corpus again.")
         if epochs_dir is None:

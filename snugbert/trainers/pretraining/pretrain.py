@@ -363,7 +363,8 @@ def _run(trainer: PretrainingTrainer, data: _Data, checkpoint: str | None, epoch
             trainer.report(metrics, baselines)
             after = " in" if checkpoint is None else f". The steps after {Path(checkpoint).name} took"
             duration = format_duration(trained["train_runtime"])
-            print(f"\nTrained {trainer.state.global_step:,} steps{after} {duration}.")
+            steps = format_count(trainer.state.global_step, "step")
+            print(f"\nTrained {steps}{after} {duration}.")
         if data.validation is not None:
             print(f"\n{format_results(metrics, baselines)}")
         results = {"metrics": "eval_results.json"} if metrics else {}  # ignores an earlier run's results
