@@ -208,3 +208,14 @@ def test_a_token_is_on_the_line_of_its_id(tmp_path):
 
 def test_the_help_names_all_sizes():
     assert SIZE_NAMES == tuple(SIZES)
+
+
+def test_the_tokenizer_of_another_model_is_refused(tmp_path):
+    """It would give each token the embedding of another token."""
+    swapped = VOCABULARY | {"w0": VOCABULARY["w1"], "w1": VOCABULARY["w0"]}
+    for name, vocabulary in (("own", VOCABULARY), ("other", swapped)):
+        SnugBertTokenizer(vocabulary).save_pretrained(tmp_path / name)
+    snugbert.SnugBertConfig(**CONFIG).save_pretrained(tmp_path / "own")
+    args = ModelArguments(model_name_or_path=str(tmp_path / "own"), tokenizer_name=str(tmp_path / "other"))
+    with pytest.raises(InputError, match="--tokenizer_name: 2 tokens, such as 'w0', have other ids than in the"):
+        load_config(args, load_tokenizer(args))

@@ -24,7 +24,7 @@ from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.languages import choose_language, store_language, stored_in_model
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
 from snugbert.families.students import choose_student_layers, hash_model, make_student
 from snugbert.gpu.compilation import start_compiler
