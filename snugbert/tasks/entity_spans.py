@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 FORM = 'Expected spans such as [0, 3, "PER"] or {"start": 0, "end": 3, "label": "PER"}.'
 REJECTED = ("reject", "ignore")  # Prodigy's answers for examples that should not be used
+# If more than this share of the spans does not fit, and not only a few, the offsets probably count something else.
+MOST_REPAIRED, FEW = 0.5, 10
 WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # in Unicode names
 
 
@@ -120,7 +122,7 @@ def read_annotated_texts(
         InputError: entities overlap, or a row cannot be read.
     """
     documents = (args.document_column_name,) if args.document_column_name else DOCUMENT_COLUMNS
-    sentences, texts, mistakes, rejected = [], [], [], 0
+    sentences, texts, mistakes, rejected, total = [], [], [], 0, 0
     labeled = name in ("train", "validation")
     for row, original in read_rows(data):
         where = f"{source}, row {row}"
@@ -138,6 +140,7 @@ def read_annotated_texts(
             spans = [span for value in values[column] for span in _read_spans(value, where)]
             tags, wrong = _tag_words(text, spans, where)
             mistakes += wrong
+            total += len(spans)
         elif labeled:
             names = " or ".join(map(repr, args.span_columns))
             raise InputError(f"{where}: no list of entities in {names}. {FORM} For a text without entities, write [].")
@@ -147,7 +150,9 @@ def read_annotated_texts(
     if rejected:
         logger.warning("%s: left out rows that were rejected, ignored or not annotated: %d.", source, rejected)
     if mistakes:
-        message = f"{mistakes[0]} Such spans: {len(mistakes):,}."
+        message = f"{mistakes[0]} Such spans: {len(mistakes):,} of {total:,}."
+        if len(mistakes) > max(MOST_REPAIRED * total, FEW):
+            raise InputError(f"{message} Offsets count characters from 0, not bytes, and the end is exclusive.")
         if args.on_bad_tag == "stop":
             raise InputError(f"{message} Fix them, or set --on_bad_tag repair, which extends entities to whole words.")
         logger.warning("%s They were extended to whole words, or left out if that was not possible.", message)
@@ -180,10 +185,6 @@ def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str]
     for span in sorted({span[:3]: span for span in spans}.values(), key=lambda span: span[:3]):
         found = text.text[max(span.start, 0) : max(span.end, 0)]
         start, end = span.end - len(found.lstrip()), span.start + len(found.rstrip())  # without outer spaces
-        if previous is not None and span.start < previous.end:
-            raise InputError(
-                f"{where}: the entities {[*previous[:3]]} and {[*span[:3]]} overlap. Remove one entity, or use GLiNER."
-            )
         first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
         if not found.strip() or span.end > len(text.text) or span.start < 0 or span.text not in (None, found):
             expected = "" if span.text is None else f", not {span.text!r}"
@@ -191,6 +192,10 @@ def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str]
                 f"{where}: the entity {[*span[:3]]} does not match the text: it is {found!r:.60}{expected}."
             )
             continue
+        if previous is not None and span.start < previous.end:
+            raise InputError(
+                f"{where}: the entities {[*previous[:3]]} and {[*span[:3]]} overlap. Remove one entity, or use GLiNER."
+            )
         previous = span
         if first > last or tags[first] != "O":
             problem = "contains no word" if first > last else "shares a word with another entity"

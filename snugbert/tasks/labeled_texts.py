@@ -141,8 +141,12 @@ def find_text_columns(
     found = list_text_columns(first_rows, label_column)
     named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in found]
     if not named and len(found) != 1:
-        problem = f"Several columns have text: {', '.join(found)}." if found else "No column has text."
-        raise InputError(f"{source}: {problem} {list_columns(first_rows[0])} Set --text_column_names.")
+        problem = "Several columns have text." if found else "No column has text."
+        if label_column not in first_rows[0]:
+            problem += f" The label column {label_column!r} is missing."
+        raise InputError(
+            f"{source}: {problem} {list_columns(first_rows[0])} Set --text_column_names and --label_column_name."
+        )
     return tuple((named or found)[:1])
 
 

@@ -248,5 +248,5 @@ def _read_label(values: Mapping[str, Any], number: int) -> int | None:
     if label in NO_LABEL:
         return None
     if not label.isdecimal() or int(label) >= number:
-        raise InputError(f"the label is {label!r}. Expected the number of a choice, 0 to {number - 1}.")
+        raise InputError(f"the label is {label!r}. Choices count from 0 to {number - 1}.")
     return int(label)

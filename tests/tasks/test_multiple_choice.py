@@ -164,7 +164,7 @@ ROW = {"text": "a", "choices": ["b", "c"], "label": 1}
         ([ROW, ROW | {"choices": "b"}], ", row 2: no list of texts in column 'choices'. Fix or remove the row."),
         ([ROW, ROW | {"text": None}], ", row 2: no text in column 'text'. Fix or remove the row."),
         ([ROW, {"text": "a"}], ", row 2: expected the columns text and choices, or sent1, sent2, ending0, "),
-        ([ROW, ROW | {"label": 2}], ", row 2: the label is '2'. Expected the number of a choice, 0 to 1."),
+        ([ROW, ROW | {"label": 2}], ", row 2: the label is '2'. Choices count from 0 to 1."),
     ],
 )
 def test_bad_rows_are_named(rows, message, tmp_path):
