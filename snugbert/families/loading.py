@@ -255,7 +255,9 @@ def is_regression(config: PreTrainedConfig) -> bool:
 
 def get_text_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the text columns that a model was fine-tuned on, from its config.json. Empty: they are not stored."""
-    return tuple(values.get("text_columns") or ())
+    columns: Any = values.get("text_columns")
+    is_valid = isinstance(columns, list | tuple) and all(isinstance(name, str) for name in columns)
+    return tuple(columns) if is_valid else ()
 
 
 def forget_decisions(config: PreTrainedConfig) -> None:

@@ -296,7 +296,7 @@ def _convert_config(kind: str, values: dict[str, Any], head: str, file: Path) ->
         config = SnugBertConfig.from_dict(values)
         compute_head_size(config)  # checks that a model can be built
         return config
-    except (AttributeError, ValueError, StrictDataclassError) as error:
+    except (AttributeError, LookupError, ValueError, StrictDataclassError) as error:
         raise InputError(f"{file}: unsupported configuration. {join_lines(error)}") from error
 
 

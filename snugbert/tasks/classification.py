@@ -377,6 +377,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def _read_thresholds(self, config: PreTrainedConfig) -> None:
         """Uses the thresholds that a fine-tuned model stores."""
         stored = getattr(config, "thresholds", None) or {}
+        if not isinstance(stored, dict):
+            raise InputError(f"config.json: `thresholds` is {stored}. Fix or remove it.")
         labels = list_labels(config)
         fitting = len(labels) if self.problem == "multi_label_classification" else 1
         self.thresholds = {i: stored[label] for i, label in enumerate(labels) if label in stored}

@@ -180,8 +180,8 @@ def test_a_run_that_is_killed_at_every_stage_ends_like_an_unkilled_run(material,
 
 @pytest.mark.long
 def test_kills_at_fifty_operations(material, straight, tmp_path):
-    """Each run is killed once, at one of the first 200 operations that change files."""
-    for nth in range(1, 200, 4):
+    """Each run is killed once, at one of the first 150 operations that change files."""
+    for nth in range(1, 151, 3):
         arguments = make_arguments(material, tmp_path / str(nth))
         start(arguments, Kill(nth=nth))
         start(arguments, None)
