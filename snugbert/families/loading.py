@@ -1,5 +1,6 @@
 """Loads tokenizers, configurations and models."""
 
+import copy
 import logging
 import re
 import sys
@@ -103,7 +104,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         get_windows(config)  # checks `document_windows`
     except InputError as error:
         size = did_you_mean(name, SIZES) if model_args.config_name else ""
-        raise InputError(f"{error}{size}") from error
+        raise InputError(str(error) if "Did you mean" in str(error) else f"{error}{size}") from error
     except Exception as error:  # invalid values raise errors of several types
         overrides = f" with {model_args.config_overrides}" if model_args.config_overrides else ""
         raise InputError(f"invalid configuration {name}{overrides}: {join_lines(error)}") from error
@@ -125,12 +126,14 @@ def check_tokenizer(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, vo
     model = args.model_name_or_path
     if args.tokenizer_name in (None, model) or model is None:
         return
+    own_args = copy.copy(args)
+    own_args.tokenizer_name = None
     try:
-        own = AutoTokenizer.from_pretrained(model, **args.hub).get_vocab()
-    except Exception:  # the checkpoint has no tokenizer
+        own = load_tokenizer(own_args, required=())
+    except InputError:  # the checkpoint has no tokenizer
         return
     ids = tokenizer.get_vocab()
-    if changed := [token for token, index in own.items() if ids.get(token, index) != index]:
+    if changed := [token for token, index in own.get_vocab().items() if ids.get(token, index) != index]:
         raise InputError(
             f"--tokenizer_name: {len(changed):,} tokens, such as {changed[0]!r}, have other ids than in the tokenizer "
             f"of {model}. Use the tokenizer that the model was trained with."

@@ -97,7 +97,7 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: Any, f
     total = empty = 0
     for _, example in _read(data, predictor, log):
         total += 1
-        empty += isinstance(example, list) and not all(str(text).strip() for text in example)
+        empty += isinstance(example, list) and not any(str(text).strip() for text in example)
     if empty:
         logger.warning("%s: empty text in %s. These rows are predicted, too.", source, format_count(empty, "row"))
     if summary := log.summarize():

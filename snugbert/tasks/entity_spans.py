@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 FORM = 'Expected spans such as [0, 3, "PER"] or {"start": 0, "end": 3, "label": "PER"}.'
 REJECTED = ("reject", "ignore")  # Prodigy's answers for examples that should not be used
-# If more than this share of the spans does not fit, and not only a few, the offsets probably count something else.
+# If both ends of more than this share of the spans do not fit, and not only of a few, the offsets probably count
+# something else. In many languages, one end is often inside a word: "서울에서" has the suffix 에서.
 MOST_REPAIRED, FEW = 0.5, 10
 WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # in Unicode names
 
@@ -122,7 +123,7 @@ def read_annotated_texts(
         InputError: entities overlap, or a row cannot be read.
     """
     documents = (args.document_column_name,) if args.document_column_name else DOCUMENT_COLUMNS
-    sentences, texts, mistakes, rejected, total = [], [], [], 0, 0
+    sentences, texts, mistakes, rejected, total, shifted = [], [], [], 0, 0, 0
     labeled = name in ("train", "validation")
     for row, original in read_rows(data):
         where = f"{source}, row {row}"
@@ -138,8 +139,9 @@ def read_annotated_texts(
         tags = None
         if column is not None and name != "unlabeled":
             spans = [span for value in values[column] for span in _read_spans(value, where)]
-            tags, wrong = _tag_words(text, spans, where)
+            tags, wrong, number = _tag_words(text, spans, where)
             mistakes += wrong
+            shifted += number
             total += len(spans)
         elif labeled:
             names = " or ".join(map(repr, args.span_columns))
@@ -151,7 +153,7 @@ def read_annotated_texts(
         logger.warning("%s: left out rows that were rejected, ignored or not annotated: %d.", source, rejected)
     if mistakes:
         message = f"{mistakes[0]} Such spans: {len(mistakes):,} of {total:,}."
-        if len(mistakes) > max(MOST_REPAIRED * total, FEW):
+        if shifted > max(MOST_REPAIRED * total, FEW):
             raise InputError(f"{message} Offsets count characters from 0, not bytes, and the end is exclusive.")
         if args.on_bad_tag == "stop":
             raise InputError(f"{message} Fix them, or set --on_bad_tag repair, which extends entities to whole words.")
@@ -176,17 +178,18 @@ def _read_spans(value: Any, where: str) -> list[Span]:
 # --- spans and tags ---------------------------------------------------------------------------------------------
 
 
-def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str], list[str]]:
-    """Returns the tags of the words in BIO, and a sentence about each span that does not fit."""
+def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str], list[str], int]:
+    """Returns the tags of the words in BIO, sentences about spans that do not fit, and how many fit at neither end."""
     tags = ["O"] * len(text.words)
     starts, ends = ([word[side] for word in text.words] for side in (0, 1))
     mistakes: list[str] = []
-    previous = None
+    previous, shifted = None, 0
     for span in sorted({span[:3]: span for span in spans}.values(), key=lambda span: span[:3]):
         found = text.text[max(span.start, 0) : max(span.end, 0)]
         start, end = span.end - len(found.lstrip()), span.start + len(found.rstrip())  # without outer spaces
         first, last = bisect_right(ends, start), bisect_left(starts, end) - 1
         if not found.strip() or span.end > len(text.text) or span.start < 0 or span.text not in (None, found):
+            shifted += 1
             expected = "" if span.text is None else f", not {span.text!r}"
             mistakes.append(
                 f"{where}: the entity {[*span[:3]]} does not match the text: it is {found!r:.60}{expected}."
@@ -199,15 +202,17 @@ def _tag_words(text: Text, spans: Iterable[Span], where: str) -> tuple[list[str]
         previous = span
         if first > last or tags[first] != "O":
             problem = "contains no word" if first > last else "shares a word with another entity"
+            shifted += first > last
             mistakes.append(f"{where}: the entity {[*span[:3]]}, {found!r:.60}, {problem}.")
             continue
         if (starts[first], ends[last]) != (start, end):
+            shifted += starts[first] != start and ends[last] != end
             word = text.text[starts[first] : ends[last]]
             mistakes.append(
                 f"{where}: the entity {[*span[:3]]}, {found!r:.60}, begins or ends inside a word: {word!r:.60}."
             )
         tags[first : last + 1] = [f"B-{span.label}", *[f"I-{span.label}"] * (last - first)]
-    return tags, mistakes
+    return tags, mistakes, shifted
 
 
 def list_spans(

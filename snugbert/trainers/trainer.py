@@ -339,7 +339,11 @@ class RunTrainer(Trainer):
             if self.args.process_index == 0:
                 best = Path(str(self.state.best_model_checkpoint))
                 download_checkpoint(best)
-                check_checkpoint(best, needs_optimizer=False)
+                try:
+                    check_checkpoint(best, needs_optimizer=False)
+                except InputError as error:
+                    remedy = "Remove this folder and resume. The run then ends with its last weights."
+                    raise InputError(f"{error} {remedy}") from error
                 self._load_from_checkpoint(str(best))
         send_weights(self.model)
         self._best_step = step_of(str(self.state.best_model_checkpoint))

@@ -219,3 +219,7 @@ def test_the_tokenizer_of_another_model_is_refused(tmp_path):
     args = ModelArguments(model_name_or_path=str(tmp_path / "own"), tokenizer_name=str(tmp_path / "other"))
     with pytest.raises(InputError, match=r"--tokenizer_name: 2 tokens, such as 'w[01]', have other ids than in the"):
         load_config(args, load_tokenizer(args))
+    for file in (tmp_path / "own").glob("*token*"):
+        file.unlink()
+    transformers.BertConfig(**CONFIG).save_pretrained(tmp_path / "own")  # transformers opens an empty tokenizer
+    load_config(args, load_tokenizer(args))

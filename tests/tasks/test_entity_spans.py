@@ -122,6 +122,16 @@ def test_odd_entities(entities, message, repaired, tokenizer, tmp_path, caplog):
         assert ("extended to whole words" in caplog.text) == (message not in ("", "no entities"))
 
 
+def test_shifted_offsets_are_not_repaired(tokenizer, tmp_path):
+    """Suffixes are repaired: one end fits."""
+    file = tmp_path / "train.jsonl"
+    file.write_text(12 * (json.dumps({"text": TEXT, "entities": [[3, 8, "A"]]}) + "\n"))
+    with pytest.raises(InputError, match=r"Such spans: 12 of 12. Offsets count characters from 0"):
+        read(file, tokenizer, on_bad_tag="repair")
+    file.write_text(12 * (json.dumps({"text": TEXT, "entities": [[2, 4, "A"]]}) + "\n"))
+    assert spans_of(read(file, tokenizer, on_bad_tag="repair")) == 12 * [[[2, 5, "A"]]]
+
+
 def test_examples_without_annotations_or_words_are_left_out_or_predicted(tokenizer, caplog):
     rows = [{"text": "Ada", "spans": [], "answer": answer} for answer in ("reject", "accept", "ignore")]
     split = read([*rows, {"text": " \n", "spans": [], "answer": "accept"}], tokenizer)

@@ -207,7 +207,7 @@ def _warn_of_unknown_tokens(features: Dataset, tokenizer: PreTrainedTokenizerBas
     token_ids = features.with_format("arrow")[:]["input_ids"]
     while pa.types.is_list(token_ids.type) or pa.types.is_large_list(token_ids.type):
         token_ids = pc.list_flatten(token_ids)
-    share = pc.mean(pc.equal(token_ids, tokenizer.unk_token_id)).as_py()
+    share = pc.mean(pc.equal(token_ids, tokenizer.unk_token_id)).as_py() or 0
     if share >= MANY_UNKNOWN:
         logger.warning(
             "%s: %.0f%% of the tokens are %s, text that the vocabulary cannot represent. Check its language, and that "
