@@ -32,7 +32,7 @@ test-lowest: .venv-lowest/installed  ## the fast half on the lowest versions tha
 test-newest: .venv-newest/installed  ## the fast half on the newest versions
 	.venv-newest/bin/$(PYTEST) $(FAST)
 
-test-benchmarks: .venv/installed-dev  ## every script in benchmarks/ on little data, and the notebook
+test-benchmarks: .venv/installed-dev  ## scripts of benchmarks/ on little data, and the notebook
 	$(BIN)/$(PYTEST) -m long tests/repository/test_notebook.py tests/benchmarks
 
 test-stock: .venv/installed-dev  ## transformers' own tests of BERT, on stock BERT and on SnugBERT
