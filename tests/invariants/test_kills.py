@@ -247,7 +247,7 @@ def test_two_hundred_exits_on_a_busy_computer(material, tmp_path):
     """Runs of two processes end as Python ends, beside processes that take all cores. Some used to abort."""
     arguments = [*make_arguments(material, tmp_path), "--max_steps", "2", "--overwrite_output_dir", "true"]
     arguments += ["--resume_from_checkpoint", "false", "--eval_strategy", "no"]
-    code = RUNS_AND_EXITS.format(runs=int(os.environ.get("RUNS", 200)), port=20000, arguments=arguments)
+    code = RUNS_AND_EXITS.format(runs=200, port=20000, arguments=arguments)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
     try:
         process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
