@@ -58,7 +58,7 @@ def test_the_documentation_shows_the_sums():
 
     ours, compiled, stock = (float(read_limits(side)[1][-1][-1]) for side in SIDES)
     page = (BENCHMARKS.parent / "docs/explanation/performance.md").read_text()
-    assert f"needs at least {ours:.0f} ms, compiled {compiled:.0f}, and stock BERT's {stock:.0f}:" in page
+    assert f"needs at least {ours:.0f} ms, compiled {compiled:.0f}, and stock BERT's {stock:.0f}." in page
 
 
 def test_bytes_and_flops_of_operators_are_counted():
