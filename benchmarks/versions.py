@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -74,9 +75,9 @@ def draw(results: dict[str, list[float]], earlier: str, file: Path) -> None:
     figure = new_figure(8, 0.6 + 0.55 * len(results))
     axes = figure.add_subplot()
     middle = [median(ratios) for ratios in results.values()]
-    ends = [[m - min(r) for m, r in zip(middle, results.values(), strict=True)]]
-    ends.append([max(r) - m for m, r in zip(middle, results.values(), strict=True)])
-    axes.barh([*results], middle, xerr=ends, color="#2b6cb0", ecolor=GREY, height=0.6)
+    below = [median(ratios) - min(ratios) for ratios in results.values()]
+    above = [max(ratios) - median(ratios) for ratios in results.values()]
+    axes.barh([*results], middle, xerr=[below, above], color="#2b6cb0", ecolor=GREY, height=0.6)
     axes.axvline(1, color=GREY, linewidth=1)
     axes.invert_yaxis()
     axes.set_title(f"Speed relative to {earlier} (1: as fast)", **TITLE)
@@ -97,9 +98,13 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     results: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as root:
-        machine = describe_machine(choose_device(use_cpu=True))
-        rows = (row for name in args.commands for row, results[name] in [compare(name, args, Path(root))])
-        print_table(__file__, argv, machine, COLUMNS, rows)
+
+        def measure_rows() -> Iterator[str]:
+            for name in args.commands:
+                row, results[name] = compare(name, args, Path(root))
+                yield row
+
+        print_table(__file__, argv, describe_machine(choose_device(use_cpu=True)), COLUMNS, measure_rows())
     draw(results, args.earlier.name, args.image)
 
 

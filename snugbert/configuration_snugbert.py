@@ -138,7 +138,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads the values as transformers does, and translates those of other families.
+        """Reads the values as transformers does, and translates other families' values.
 
         Raises:
             ValueError: SnugBERT cannot express the model.

@@ -103,8 +103,8 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         compute_head_size(config)  # checks that a model can be built
         get_windows(config)  # checks `document_windows`
     except InputError as error:
-        size = did_you_mean(name, SIZES) if model_args.config_name else ""
-        raise InputError(str(error) if "Did you mean" in str(error) else f"{error}{size}") from error
+        is_size = model_args.config_name and not suggest_path(name)  # the error already suggests a path
+        raise InputError(f"{error}{did_you_mean(name, SIZES) if is_size else ''}") from error
     except Exception as error:  # invalid values raise errors of several types
         overrides = f" with {model_args.config_overrides}" if model_args.config_overrides else ""
         raise InputError(f"invalid configuration {name}{overrides}: {join_lines(error)}") from error

@@ -244,7 +244,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """Returns the numbers that the metrics need for each example, such as correct answers. *Shape:* (N, K)"""
 
     def list_label_metrics(self, split: SplitT) -> tuple[str, ...]:
-        """Returns the metrics of each label and their means. `score` computes those that `metrics` names."""
+        """Returns the metrics of each label and their means. `score` computes them if `metrics` names them."""
         return ()
 
     @abstractmethod

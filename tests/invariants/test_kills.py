@@ -54,9 +54,9 @@ KILLS = [
 def pretrain(arguments: Sequence[str], kill: Kill | None, home: Path | None = None) -> int:
     """Runs `snugbert pretrain`. Small blocks, so that a short text has many of them. Plots are not rendered.
 
-    `home`: of a machine whose output is in a bucket.
+    If the output is in a bucket, `home` is the folder for the machine's local copy.
     """
-    inputs.HF_HOME = str(home)
+    inputs.HF_HOME = home
     preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 4000
     matplotlib.figure.Figure.savefig = lambda figure, file, **options: Path(file).touch()
     torch.set_num_threads(1)
@@ -128,8 +128,8 @@ def start(arguments: Sequence[str], kill: Kill | None, home: Path | None = None)
 
 def assert_same_end(folder: Path, expected: Path) -> None:
     """Prepared text, weights, the last checkpoint, log and metrics are identical, except for times and speeds."""
-    # After a SIGTERM, other checkpoints may be kept. Copies are only counted if no part of the text is finished.
-    kept = re.compile(r"run/checkpoint-\d+(/|$)|cache/.*/(repeated_text\.json|\.part-\S+\.lock)$")
+    # After a SIGTERM, other checkpoints may be kept. A killed process leaves the lock file of a part.
+    kept = re.compile(r"run/checkpoint-\d+(/|$)|cache/.*/\.part-\S+\.lock$")
     files = [{str(path.relative_to(root)) for path in root.rglob("*")} for root in (folder, expected)]
     assert not [path for path in files[0] ^ files[1] if not kept.match(path)]
     last = list_checkpoints(expected / "run")[-1].name

@@ -101,8 +101,13 @@ def check_unknown_tokens(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, nam
     if sum(special.values()) == counts.sum():
         raise InputError(f"{name}: every token is {unknown}, so no token can be masked. {remedy}")
     share = special.get(tokenizer.unk_token_id, 0) / counts.sum()
+    warn_of_unknown_tokens(share, tokenizer, name, remedy)
+
+
+def warn_of_unknown_tokens(share: float, tokenizer: PreTrainedTokenizerBase, name: str, remedy: str) -> None:
+    """Warns if the `share` of [UNK] among the tokens of a text is high. The message begins with `name`."""
     if share >= MANY_UNKNOWN:
-        problem = f"{share:.0%} of the tokens are {unknown}, text that the vocabulary cannot represent"
+        problem = f"{share:.0%} of the tokens are {tokenizer.unk_token}, text that the vocabulary cannot represent"
         logger.warning("%s: %s. %s", name, problem, remedy)
 
 

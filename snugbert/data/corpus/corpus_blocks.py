@@ -132,7 +132,7 @@ class CachedBlocks(Blocks):
             self.pinned = int(np.searchsorted(np.cumsum(self.sizes), self.cache_bytes - in_use, side="right"))
 
     def ensure(self, numbers: Iterable[int]) -> None:
-        """Downloads those of `numbers` that are missing. Waits for a download that [`ensure_later`] began."""
+        """Downloads the blocks `numbers` if they are missing. Waits for a download that [`ensure_later`] began."""
         if self._download is not None:
             self._download.join()  # blocks that failed to download are retried now
             self._download = None

@@ -288,7 +288,7 @@ def _is_made_from(before: Mapping[str, Any] | None, record: Mapping[str, Any]) -
 
 
 def find_missing_parts(output: CorpusFolder, parts: Sequence[Part], prepared: Part) -> list[str]:
-    """Returns the names of a corpus's parts that are unfinished, or whose settings differ from those of `prepared`."""
+    """Returns the names of a corpus's parts that are unfinished or have other settings than `prepared`."""
     settings = {name: record and shared_settings(record) for name, record in output.read_records().items()}
     return [part.name for part in parts if settings.get(part.name) != settings[prepared.name]]
 

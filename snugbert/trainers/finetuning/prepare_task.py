@@ -1,7 +1,6 @@
 """Prepares a run: connects a task with a checkpoint, reads its data, and encodes them."""
 
 import copy
-import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from datasets import Dataset, concatenate_datasets
 from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
-from snugbert.data.corpus.corpus import MANY_UNKNOWN
+from snugbert.data.corpus.corpus import warn_of_unknown_tokens
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataArguments, DataSource, name_dataset
 from snugbert.data.tables import make_source
@@ -39,7 +38,7 @@ from snugbert.tasks.copies import ExampleCopies
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 
-logger = logging.getLogger(__name__)
+CHECK_TEXT = "Check its language, and that accented letters are single characters (Unicode NFC)."
 
 
 @dataclass
@@ -178,13 +177,11 @@ def prepare_task(
         EvaluationSet(task, splits[name], splits.get("train")) for name in task.set_names if name in splits
     ]
     if not is_teacher:
-        named = {
-            "training": train_features,
-            **{set_title(each.name): [each.features.inputs] for each in evaluation_sets},
-        }
-        for name, parts in named.items():
-            for features in parts:
-                _warn_of_unknown_tokens(features, tokenizer, f"{name} {task.noun}")
+        inputs = [("training", features) for features in train_features]
+        inputs += [(set_title(each.name), each.features.inputs) for each in evaluation_sets]
+        for name, features in inputs:
+            share = _share_of_unknown_tokens(features, tokenizer)
+            warn_of_unknown_tokens(share, tokenizer, f"{name} {task.noun}", CHECK_TEXT)
     data = {"train": [source for split in training for source in task.describe_sources(split)]} if training else {}
     data |= {each.name: task.describe_sources(each.split) for each in evaluation_sets}
     return PreparedTask(
@@ -202,20 +199,11 @@ def prepare_task(
     )
 
 
-def _warn_of_unknown_tokens(features: Dataset, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Warns if many tokens are [UNK], such as words with decomposed accents (Unicode NFD)."""
+def _share_of_unknown_tokens(features: Dataset, tokenizer: PreTrainedTokenizerBase) -> float:
     token_ids = features.with_format("arrow")[:]["input_ids"]
     while pa.types.is_list(token_ids.type) or pa.types.is_large_list(token_ids.type):
         token_ids = pc.list_flatten(token_ids)
-    share = pc.mean(pc.equal(token_ids, tokenizer.unk_token_id)).as_py() or 0
-    if share >= MANY_UNKNOWN:
-        logger.warning(
-            "%s: %.0f%% of the tokens are %s, text that the vocabulary cannot represent. Check its language, and that "
-            "accented letters are single characters (Unicode NFC).",
-            name,
-            100 * share,
-            tokenizer.unk_token,
-        )
+    return pc.mean(pc.equal(token_ids, tokenizer.unk_token_id)).as_py() or 0
 
 
 def _check_head(config: Any, head: str, model_args: FineTunedModelArguments) -> None:
