@@ -258,7 +258,7 @@ def get_windows(config: Any) -> tuple[int, int] | None:
 
 
 def compute_max_length(config: SnugBertConfig) -> int:
-    """Computes the number of tokens of the longest sequence.
+    """Computes how many tokens a sequence may have.
 
     With relative positions there is no limit: all distances beyond `max_position_embeddings` share the last row.
     """

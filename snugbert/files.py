@@ -40,7 +40,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("nested too deeply") from error
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start]).strip("'")
-        raise json.JSONDecodeError(f"remove {half}, half of a character", text, text.lower().find(half)) from error
+        raise json.JSONDecodeError(f"remove {half}, an unpaired surrogate", text, text.lower().find(half)) from error
 
 
 def dump_json(value: Any) -> str:

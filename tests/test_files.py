@@ -26,8 +26,8 @@ HOSTILE_JSON = {
     "[" * 100_000 + "]" * 100_000: "nested too deeply",
     '{"a": ' * 100_000 + "1" + "}" * 100_000: "nested too deeply",
     "9" * 5000: "Exceeds the limit .4300 digits.",
-    r'"\ud83d\ude00 \uDe00"': r"remove \\ude00, half of a character: line 1 column ",
-    r'"\\ud83d\udc00"': r"remove \\udc00, half of a character",
+    r'"\ud83d\ude00 \uDe00"': r"remove \\ude00, an unpaired surrogate: line 1 column ",
+    r'"\\ud83d\udc00"': r"remove \\udc00, an unpaired surrogate",
 }
 
 

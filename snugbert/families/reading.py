@@ -44,7 +44,7 @@ PARTS: dict[str, set[str]] = {
     "ForQuestionAnswering": {"qa_outputs"},
     "ForMultipleChoice": {"classifier"},
 }
-# Kind of checkpoint -> the beginning of its class names in transformers. Stock BERT runs TensorFlow checkpoints.
+# Kind of checkpoint -> the beginning of its class names in transformers. "Bert" also opens TensorFlow files.
 STOCK_NAMES = {
     "bert": "Bert",
     "distilbert": "DistilBert",

@@ -74,7 +74,7 @@ class TableFormat(Format):
         if not self.is_csv:  # TSV has no quotes
             return "\t".join(re.sub(r"[\t\r\n]+", " ", cell) for cell in cells) + "\n"
         line = io.StringIO()
-        # The writer quotes the characters of its line terminator. A carriage return in a cell would also end the line.
+        # The writer quotes cells that contain a character of `lineterminator`. An unquoted \r would end the line.
         csv.writer(line, delimiter=self.separator, lineterminator="\r\n", quoting=quoting).writerow(cells)
         return line.getvalue().removesuffix("\r\n") + "\n"
 

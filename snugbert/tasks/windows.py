@@ -62,7 +62,7 @@ def _split_rows(texts: Sequence[list[str]], source: str) -> Iterator[list[list[s
 
 
 class PadNested(DataCollatorWithPadding):
-    """Pads texts, or lists of texts (choices or windows), to (examples, texts of the longest list, tokens).
+    """Pads texts to (examples, tokens), and lists of choices or windows to (examples, longest list, tokens).
 
     Shorter lists end with texts of padding.
     """

@@ -272,7 +272,7 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
     assert main([*arguments, "--on_bad_text", "skip"]) == 0
     assert [row["text"] for row in values_of(output)] == ["one", "two"]
     assert values_of(output)[-1]["n"] is None  # JSON has no NaN
-    for row, problem in ((2, "not JSON"), (3, "no text in column 'text'"), (4, "half of a character")):
+    for row, problem in ((2, "not JSON"), (3, "no text in column 'text'"), (4, "an unpaired surrogate")):
         assert re.search(rf"rows.jsonl, row {row}: .*{problem}", caplog.text)
     assert main([*arguments, "--on_bad_text", "replace", "--overwrite_output_file"]) == 0
     assert [row["text"] for row in values_of(output)] == ["one", "two", "tw\ufffd"]

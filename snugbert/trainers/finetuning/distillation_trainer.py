@@ -180,7 +180,7 @@ def prepare_student(
 
 
 def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
-    """Returns a trainer that only predicts. Training arguments do not change the teacher."""
+    """Returns a trainer that only predicts. It leaves the teacher's weights as they are."""
     args = copy.copy(args)
     args.push_to_hub, args.report_to = False, []
     args.output_dir = tempfile.gettempdir()  # Trainer creates the folder, even in a dry run

@@ -281,7 +281,7 @@ def _set_embeddings(
 
 
 def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> None:
-    """Sets the heads, alternately for the previous and the next token. Heads with the same target split the rank."""
+    """Sets the heads, alternately for the previous and the next token. Heads of one side split its rank."""
     for head in range(config.num_attention_heads // 2 * 2):
         number, side = divmod(head, 2)
         rows, part = _head_rows(head, config), _head_rows(number, config)

@@ -56,7 +56,7 @@ class Windows:
         return Window(epoch, number), position - starts[number]
 
     def measure(self, window: Window, length: int) -> int:
-        """Returns the number of positions of a window, if an epoch has `length` positions."""
+        """Returns how many of an epoch's `length` positions are in a window."""
         starts = self._find_starts(window.epoch, length)
         return starts[window.number + 1] - starts[window.number]
 

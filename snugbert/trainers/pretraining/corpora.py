@@ -39,7 +39,7 @@ def open_prepared(
     corpus = open_corpus(data_args.corpus, tokenizer, blocks_dir, data_args.corpus_cache_gb)
     if data_args.masking != "tokens" and needs_words(tokenizer) and not corpus.has_words:
         raise InputError(
-            f"--corpus: {hide_credentials(data_args.corpus)} was prepared without the words that --masking "
+            f"--corpus: {hide_credentials(data_args.corpus)} lacks the word boundaries that --masking "
             f"{data_args.masking} needs. Run `snugbert prepare` again, with --store_words and --overwrite_output_dir."
         )
     return corpus

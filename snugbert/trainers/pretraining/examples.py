@@ -76,7 +76,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         vocab_size: number of tokens in the vocabulary.
         special_ids: ids of the special tokens, which are never predicted. *Shape:* (special tokens,)
         windows: the order of the blocks in each epoch.
-        next_share: share of pairs with label 0 in the first window (next or in order). None for `"mlm"`.
+        next_share: share of pairs with label 0 (next sentence, or in order), in the first window. None for `"mlm"`.
 
     Each example has `input_ids` and `token_type_ids` (arrays of equal length), `next_sentence_label` (except for
     `"mlm"`), and `mask_seed`, which determines its masks. If the corpus stores words, `continues_word` is true for

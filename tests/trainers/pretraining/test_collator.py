@@ -125,7 +125,7 @@ def test_only_words_and_spans_need_a_corpus_with_words(small, tmp_path):
 
     assert not load("old", "tokens").has_words and load("new", "spans").has_words
     assert content(load("old", "tokens")) == content(new)
-    with pytest.raises(InputError, match=r"--corpus: .*old was prepared without the words that --masking words needs"):
+    with pytest.raises(InputError, match=r"--corpus: .*old lacks the word boundaries that --masking words needs"):
         load("old", "words")
     dataset = PretrainingDataset(new, tokenizer, 32, "mlm", epochs_dir=tmp_path)
     examples = [dataset[index] for index in range(len(dataset))]
