@@ -23,7 +23,7 @@ class Command(NamedTuple):
     arguments: tuple[str, ...]
     function: str  # runs the command. It is called with an instance of each dataclass
     options: dict[str, str] = {}  # other arguments of the function
-    uploads: str = ""  # an argument. If its value is a URL, the output is uploaded after the function
+    uploads: str = ""  # an argument. If its value is a URL, the output is uploaded after the function returns
     extra: str = "train"  # the command needs snugbert[extra]
 
 

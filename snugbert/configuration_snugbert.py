@@ -23,7 +23,7 @@ SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
-# Limits. With larger values, from a damaged file, torch would build layers forever or raise an OverflowError.
+# Limits. Larger values in a damaged file would make torch build layers forever or raise an OverflowError.
 MOST_LAYERS, LARGEST_SIZE = 1000, 2**31 - 1
 POSITION_EMBEDDING_TYPES = ("absolute", "after_padding", "relative", "sinusoidal")
 CLASSIFICATION_HEADS = ("pooler", "dense")
@@ -150,7 +150,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Builds a configuration from the contents of a `config.json` by SnugBERT or another family.
+        """Builds a configuration from the contents of a `config.json` of SnugBERT or another family.
 
         Raises:
             ValueError: SnugBERT cannot express the model.
@@ -269,7 +269,7 @@ def compute_max_length(config: SnugBertConfig) -> int:
 def compute_head_size(config: SnugBertConfig) -> int:
     """Computes the size of an attention head. Raises a ValueError if no model can be built.
 
-    As in stock BERT, the configuration itself may have such sizes, because tools set one size after the other.
+    As in stock BERT, a configuration may contain sizes that do not fit, because tools set one size after the other.
     """
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Decides whether a command may continue what an earlier command began: in a run, a sweep, a corpus or a prediction.
+"""Decides whether a command may continue what an earlier command began: a run, a sweep, a corpus or a prediction.
 
 The output contains a record, `{"kind", "version", "settings"}`. The next command compares it with its own record.
 """

@@ -189,7 +189,7 @@ def predict_next_sentence(model: Any, tokenizer: Any, first: str, second: str) -
 
 
 def find_replaced(model: Any, tokenizer: Any, text: str) -> dict[str, Any]:
-    """Marks the words with a token that was probably replaced."""
+    """Marks the words in which a token was probably replaced."""
     inputs = tokenizer(text, return_tensors="pt")
     is_replaced = (_run(model, inputs).logits[0] > 0).tolist()
     words = {word for word, replaced in zip(inputs.word_ids(), is_replaced, strict=True) if replaced} - {None}

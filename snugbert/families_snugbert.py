@@ -1,6 +1,6 @@
 """Names and configurations of the BERT family: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3.
 
-These models have BERT's layers. DeBERTa-v3 adds relative positions. Their weights have different names, and some
+These models have BERT's layers. DeBERTa-v3 adds relative positions. The weights have different names, and some
 values are in transformers' code, not in configurations. The tables below translate names and values. The facts come
 from transformers' `modeling_roberta.py`, `modeling_electra.py` and `modeling_deberta_v2.py`.
 """

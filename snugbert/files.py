@@ -83,7 +83,7 @@ def replacing(file: Path, unfinished: Path | None = None) -> Iterator[Path]:
     """Writes the whole file or nothing, even if the power fails. After an error, the old file is unchanged.
 
     The block writes to `unfinished`. The default is the file's name with "_" before it, which uploads skip. Processes
-    that may write the same file at once need different `unfinished` paths in its folder.
+    that may write the same file at once need different `unfinished` paths in the file's folder.
     """
     unfinished = unfinished or file.with_name(f"_{file.name}")
     try:

@@ -22,9 +22,9 @@ IGNORE_INDEX = -100  # the label that torch's cross entropy and transformers' co
 # vectorized for every size. torch multiplies floats by booleans element by element.
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHUNK_SIZE = 2**21  # attention scores or logits computed at once
-# Logits computed at once on other devices: 64 MiB in float32. A kernel then takes longer than its launch.
+# Logits computed at once on accelerators: 64 MiB in float32. A kernel then takes longer than its launch.
 ACCELERATOR_CHUNK_SIZE = 2**24
-# On other devices, vocabulary products are padded to a multiple of the longest tile of 16-bit kernels.
+# On accelerators, vocabulary products are padded to a multiple of the longest tile of 16-bit kernels.
 MULTIPLE = 64
 # Device types on which our kernels run. Tests and benchmarks empty this set, to run the code for GPUs on a CPU.
 OWN_KERNELS = {"cpu"}
@@ -115,7 +115,7 @@ class _Dropout(torch.autograd.Function):
 class SnugBertDropout(nn.Dropout):
     """Dropout that draws its mask ten times as fast as torch's on a CPU.
 
-    The CPU version rounds the probability to a multiple of 2^-16. Other devices, and compiled models, use torch's.
+    The CPU version rounds probabilities to multiples of 2^-16. Other devices and compiled models use torch's dropout.
     """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -155,7 +155,7 @@ class Groups(NamedTuple):
 def group_by_length(cu_seq_lens_q: torch.Tensor, cu_seq_lens_k: torch.Tensor, heads: int) -> Groups:
     """Groups sequences of similar length, so that attention spends almost nothing on padding.
 
-    `cu_seq_lens_q` and `cu_seq_lens_k` have the start of each sequence's queries and keys, then the total, (N + 1,).
+    `cu_seq_lens_q` and `cu_seq_lens_k` hold the start of each sequence's queries and keys, then the total, (N + 1,).
     """
     return _group(tuple(cu_seq_lens_q.tolist()), tuple(cu_seq_lens_k.tolist()), heads, GROUP_COST)
 
@@ -566,8 +566,8 @@ def _has_flash_attention(device: torch.device) -> bool:
     return torch.backends.cuda.is_flash_attention_available() and _device_capability(device) >= (8, 0)
 
 
-# torch's shape function of the memory-efficient backward pass lacks a parameter (torch 2.13), so a compiled model runs
-# that kernel through our own operator. As in the rest of this module, tensors are (tokens, heads, D).
+# torch's shape function for memory-efficient attention's backward pass lacks a parameter (torch 2.13). So a compiled
+# model runs this attention through our own operator. As in the rest of this module, tensors are (tokens, heads, D).
 _gpu_operator = partial(torch.library.custom_op, mutates_args=())
 
 

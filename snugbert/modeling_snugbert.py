@@ -94,7 +94,7 @@ class SnugBertSinusoidalPositions(nn.Module):
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
         """Computes embeddings in float32. *Shape:* (..., L) -> (..., L, E)"""
-        # Not a buffer: `from_pretrained` builds the model on the meta device and would leave it unset.
+        # Not a buffer: `from_pretrained` builds the model on the meta device and would leave a buffer unset.
         exponents = torch.arange(0, self.embedding_size, 2, device=position_ids.device) / self.embedding_size
         angles = position_ids[..., None] * SINUSOID_BASE**-exponents
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2) * self.amplitude
@@ -188,8 +188,8 @@ def eager_attention_forward(
 def compute_buckets(distances: torch.Tensor, buckets: int, longest: int) -> torch.Tensor:
     """Computes DeBERTa's buckets of distances (He et al., 2021, `make_log_bucket_position` in transformers).
 
-    The result is -`buckets` to `buckets`, with the sign of the distance. Each distance up to half of `buckets` has its
-    own bucket, and all distances from `longest` - 1 on share the last bucket. *Shape:* (...) -> (...)
+    Results range from -`buckets` to `buckets`, with the sign of the distance. Each distance up to half of `buckets`
+    has its own bucket, and all distances from `longest` - 1 on share the last bucket. *Shape:* (...) -> (...)
     """
     half = buckets // 2
     far = (distances.abs().clamp(min=half) / half).log()
@@ -251,7 +251,7 @@ class SnugBertSelfAttention(nn.Module):
 
         Args:
             hidden_states: all tokens. *Shape:* (1, T, H), or (B, L, H) without the arguments after `query_states`
-            attention_mask: mask of the scores of (B, L, H), as in stock BERT. *Shape:* broadcasts to (B, heads, L, L)
+            attention_mask: score mask for (B, L, H) input, as in stock BERT. *Shape:* broadcasts to (B, heads, L, L)
             query_states: tokens whose output is needed; all if None. *Shape:* (1, Q, H)
             score_mask, batch_size, padded_shape, token_indices, kwargs: from [`attention_arguments`].
             distances, rows: embeddings of distances and their order, from [`SnugBertEncoder.embed_distances`]; None
@@ -279,8 +279,8 @@ class SnugBertSelfAttention(nn.Module):
                 warn_once(f"{implementation} does not support dropout. Attention drops no weights.")
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         tables = () if distances is None or rows is None else self._project_distances(distances, rows)
-        # torch's kernels have no second or forward derivatives. ONNX export does not support them with a mask of
-        # scores. The older ONNX exporter, which traces, would make the length of the example a constant.
+        # torch's kernels have no second or forward derivatives. ONNX export does not support these kernels with a
+        # mask of scores. The older ONNX exporter, which traces, would make the length of the example a constant.
         is_traced = torch.jit.is_tracing() and torch.onnx.is_in_onnx_export()
         if implementation == "sdpa" and (is_transformed() or is_traced or (tables and is_exporting())):
             attention = eager_attention_forward
@@ -488,11 +488,11 @@ class SnugBertEncoder(nn.Module):
     def embed_distances(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeds the distances between the tokens of sequences of length L (`length`).
 
-        Returns the embeddings of R buckets (R, H), and the bucket of each distance (2, 2 L). Distances go from L - 1
-        to -L in the first row, and from 1 - L to L in the second. [`score_distances`] needs -L and L only as columns.
+        Returns the embeddings of R buckets (R, H), and the bucket of each distance (2, 2 L): L - 1 to -L in the first
+        row, 1 - L to L in the second. [`score_distances`] needs the columns of -L and L, but does not use them.
         """
         buckets = self.config.position_buckets
-        # Up to half of the buckets, each distance has its own bucket. A traced graph uses one size for all lengths.
+        # Each distance up to half of `buckets` has its own bucket. A traced graph uses one size for all lengths.
         half = length if not is_tracing() and length <= buckets // 2 else buckets
         distances = self.LayerNorm(self.rel_embeddings.weight[buckets - half : buckets + half])
         ascending = torch.arange(1 - length, length + 1, device=distances.device)
@@ -517,7 +517,7 @@ class SnugBertEncoder(nn.Module):
             batch: the batch.
             query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
                 only these tokens. The last layer must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
-            kwargs: passed on to the layers, among them `layout`. With a `layout`, or without a `batch`,
+            kwargs: arguments for the layers, including `layout`. With a `layout`, or without a `batch`,
                 `last_hidden_state` has the shape (B, L, H), otherwise (1, T, H) or (1, Q, H).
         """
         arguments = {} if batch is None else attention_arguments(self.config, batch, None)
@@ -561,7 +561,7 @@ class SnugBertPooler(nn.Module):
         self.activation = ACT2FN[config.pooler_act]
 
     def forward(self, first_tokens: torch.Tensor) -> torch.Tensor:
-        """Pools first tokens. *Shape:* (N, H), or from a wrapper all tokens, (N, L, H) -> (N, H)"""
+        """Pools first tokens. *Shape:* (N, H), or all tokens (N, L, H) if a wrapper passes them -> (N, H)"""
         if first_tokens.dim() == 3:
             first_tokens = first_tokens[:, 0]
         return self.activation(self.dense(self.dropout(first_tokens)))
@@ -584,7 +584,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": SnugBertLayer, "attentions": SnugBertSelfAttention}
     _family_names = FAMILY_NAMES
-    # Old files have `position_ids`. `families_snugbert` renames unused weights. Some heads lack a pooler or NSP head.
+    # Old files have `position_ids`. `families_snugbert` renames unused weights. Some models lack a pooler or NSP head.
     _keys_to_ignore_on_load_unexpected = [r"position_ids", r"^(unused_|bert\.pooler\.dense\.|cls\.seq_relationship\.)"]
 
     @torch.no_grad()
@@ -622,7 +622,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
             raise ValueError("DataParallel cannot split a packed batch. Start one process per GPU (torchrun).")
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         if boundaries[0] is None and inputs is not None:
-            # Stock BERT's embeddings have buffers of these names. Some scripts replace them.
+            # Stock BERT's embeddings have the buffers `position_ids` and `token_type_ids`. Some scripts replace them.
             embeddings: Any = self.base_model.embeddings
             if position_ids is None and hasattr(embeddings, "position_ids"):
                 position_ids = embeddings.position_ids[:, : inputs.shape[1]]
@@ -647,11 +647,11 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, *args, **kwargs):
         """Loads as in transformers. Also opens RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3 checkpoints.
 
-        The prefixes `module.`, `model.` and `_orig_mod.` of names are dropped. A `key_mapping` is applied before that.
+        The prefixes `module.`, `model.` and `_orig_mod.` of weight names are dropped. A `key_mapping` comes first.
         """
         kwargs["key_mapping"] = {**(kwargs.get("key_mapping") or {}), **WRAPPER_NAMES, **cls._family_names}
         loaded = super().from_pretrained(*args, **kwargs)
-        # Otherwise transformers would save the weights under the names of the file that was read.
+        # Otherwise transformers would save the weights under their names in the loaded file.
         (loaded[0] if isinstance(loaded, tuple) else loaded)._weight_conversions = None
         return loaded
 
@@ -673,7 +673,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
 def _divide_loss(
     loss_sum: torch.Tensor, count: int | torch.Tensor, num_items_in_batch: int | torch.Tensor | None
 ) -> torch.Tensor:
-    """Divides a loss by `num_items_in_batch`, or by `count` if it is None.
+    """Divides a loss by `num_items_in_batch`. None: divides it by `count`.
 
     Trainer passes `num_items_in_batch`, counted over gradient accumulation steps and processes. If there are no items,
     the result is 0 with a gradient, not NaN.
@@ -693,8 +693,8 @@ def _classification_loss(
 ) -> torch.Tensor:
     """Computes cross entropy, ignoring labels of -100. *Shape:* (..., classes), (...) -> ()
 
-    Error messages contain `name`, the argument of the labels, and `size_name`, the option that sets the number of
-    classes.
+    Error messages name the argument of the labels (`name`) and the option that sets the number of classes
+    (`size_name`).
     """
     if labels.numel() != logits[..., 0].numel():
         check_shape(name, labels, tuple(logits.shape[:-1]))
@@ -759,9 +759,9 @@ class SnugBertModel(SnugBertPreTrainedModel):
 
         Args:
             input_ids: token ids. *Shape:* (B, L), or (1, T) if packed
-            attention_mask: 1 at tokens, 0 at padding; no padding if None. *Shape:* (B, L). A 4-D mask is applied to
-                the attention scores, boolean or additive. With a 4-D mask the encoder also computes on padding. A
-                mask, segments or positions of one row, (L,) or (1, L), are for all rows.
+            attention_mask: 1 at tokens, 0 at padding; no padding if None. *Shape:* (B, L). A 4-D mask, boolean or
+                additive, is applied to the attention scores. The encoder then also computes on padding. A mask,
+                segments or positions of one row, (L,) or (1, L), apply to all rows.
             token_type_ids: segments; 0 if None. *Shape:* as `input_ids`
             position_ids: positions, which count from 0 in every family. If None: 0 to L - 1, or from 0 in each packed
                 sequence. With `position_embedding_type="after_padding"`, padding tokens do not count. *Shape:* (B, L),
@@ -772,9 +772,9 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 skips all other tokens. *Shape:* (M,)
             kwargs: for packed batches, `cu_seq_lens_q`, the start of each sequence, then T (*Shape:* (N + 1,)),
                 `max_length_q`, the length of the longest sequence or an upper bound, and for masked tokens
-                `label_indices`, the index of each labeled token (*Shape:* (M,)). If either is None, it is computed,
-                which makes the host wait for an accelerator. In a filled row, `label_indices` may also contain tokens
-                without a label, after the labeled tokens, and `num_sequences` is N without padding. Also
+                `label_indices`, the index of each labeled token (*Shape:* (M,)). If one of the last two is None,
+                it is computed, and the host waits for an accelerator. In a filled row, `label_indices` may also
+                contain tokens without a label, after the labeled ones, and `num_sequences` is N without padding. Also
                 `output_hidden_states`, `output_attentions` (needs `attn_implementation="eager"`) and `return_dict`.
 
         Returns:
@@ -786,7 +786,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
             ValueError: both or neither of `input_ids` and `inputs_embeds`; shapes that do not match; more than
                 `max_position_embeddings` tokens, except with relative positions; an id out of range (checked on the
                 CPU only); boundaries that do not start at 0 and end at T, or that decrease; a sequence longer than
-                `max_length_q`; positions that restart in a row without boundaries and mask; a mask without any token;
+                `max_length_q`; positions that restart in a row without boundaries or mask; a mask without any token;
                 `past_key_values`; `label_indices` that do not match the labels (checked on the CPU only).
             RuntimeError: on an accelerator, wrong boundaries or restarting positions. A later operation raises it.
         """
@@ -1329,7 +1329,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 for `inputs_embeds`. Windows whose mask is 0 everywhere do not count.
             labels: depends on `config.problem_type`. `"single_label_classification"`: classes (B,), cross entropy.
                 `"multi_label_classification"`: 0.0 or 1.0 per class (B, `num_labels`), binary cross entropy.
-                `"regression"`: values (B,) or (B, `num_labels`), squared error. If None, it is set as in stock BERT:
+                `"regression"`: values (B,) or (B, `num_labels`), squared error. If the type is None, as in stock BERT:
                 regression if `num_labels` is 1, else single-label for integer labels and multi-label for floats.
                 -100 is ignored in single-label classification. In a filled row, the two other losses ignore all
                 sequences after the first `num_sequences`.

@@ -67,7 +67,7 @@ def warn_of_padding(name: str, count: int) -> None:
 
 
 def check_range(name: str, ids: torch.Tensor, size: int, size_name: str, ignored: int | None = None) -> None:
-    """Checks that ids are in the range 0 to `size` - 1, or `ignored`. Does nothing on an accelerator and in a compiled
+    """Checks that ids are in the range 0 to `size` - 1, or `ignored`. Does nothing on an accelerator or in a compiled
     model. The message names the source of the size, `size_name`.
     """
     if not is_checkable(ids):
@@ -167,11 +167,11 @@ class SnugBertBatch:
         return scatter(values.squeeze(0), token_indices, shape, fill)
 
     def layer_mask(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns the mask that stock BERT passes to its layers, for layers from other code than SnugBERT.
+        """Returns the mask that stock BERT passes to its layers, for layers that are not SnugBERT's.
 
-        The mask is added to the scores of the caller's layout. Tokens attend to the tokens of their sequence. At
-        padding, where outputs are undefined, padding attends to padding. A 4-D mask of the caller is returned as it
-        is. *Shape:* (B, 1, L, L)
+        The mask is added to the scores in the caller's layout. Tokens attend to the tokens of their sequence.
+        Padding attends to padding, and its outputs are undefined. A 4-D mask of the caller is returned as it is.
+        *Shape:* (B, 1, L, L)
         """
         mask = self.attention_mask
         if not self.padded:
@@ -451,7 +451,7 @@ def _check_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int, int]
 def _refuse_packed_rows(position_ids: torch.Tensor) -> None:
     """Refuses several sequences in one row without boundaries, because they would attend to each other.
 
-    In such a row, each position is the previous one plus 1, or the smallest. After a drop, positions increase again.
+    In such a row, each position is the previous plus 1, or the row's smallest. After a drop, positions increase again.
     """
     if is_tracing():
         return

@@ -27,7 +27,7 @@ import torch
 
 # If one of these is set, the user has chosen how threads wait.
 USER_CHOICES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
-# Other processes must use this much of a core. Not spinning costs small models about a fifth of their speed.
+# Other load, in cores, above which threads stop spinning. That costs small models about a fifth of their speed.
 LEAST_LOAD = 0.2
 ERROR = 0.01  # measurement error of the load, per core
 SECONDS = 1.0  # between measurements
@@ -55,7 +55,7 @@ def share_cores() -> None:
 def follow_loads(loads: Iterable[float], num_cores: int) -> None:
     """Stops spinning while other processes need cores that torch uses. Ends with `loads` or after the main thread.
 
-    `loads` yields how many cores other processes use, measured again and again. The process may use `num_cores`.
+    `loads` yields how many cores other processes use, measured again and again. This process may use `num_cores`.
     """
     start_spinning: Callable[[], None] | None = None
     try:

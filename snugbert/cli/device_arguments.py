@@ -149,7 +149,7 @@ def has_bfloat16_units() -> bool:
 
 
 def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda: bool) -> tuple[bool, bool]:
-    """Returns `bf16` and `tf32`, and chooses the values that the user left at None. Chosen values are not changed.
+    """Returns `bf16` and `tf32`, and chooses the values that the user left at None. The user's values are not changed.
 
     - `bf16`: true on GPUs that compute in bfloat16 (Ampere and newer), unless the user gives `fp16` or `tf32`.
     - `tf32`: true with `fp16` on GPUs with TF32 (Ampere and newer). `bf16=False` alone means float32, without TF32.

@@ -19,7 +19,7 @@ from snugbert.storage.uploads import find_output, write_output
 from snugbert_cli import COMMANDS
 
 # Modules that read command lines, files, models and datasets. Error classes that they define, and ValueErrors that
-# they raise, are problems of the input. A ValueError from other code is a bug.
+# they raise, mean a problem in the input. A ValueError from other code is a bug.
 READERS = (
     "_csv",
     "argparse",
@@ -137,7 +137,7 @@ def _leave_process_group() -> None:
 
 
 def abandon_process_group(status: int) -> None:
-    """If a run has several processes, ends a failed one at once. On normal exit, gloo could make all wait forever."""
+    """Ends a failed process at once if its run has several. On a normal exit, gloo could make all wait forever."""
     if _is_one_of_several():
         if sys.stderr is not None:
             sys.stderr.flush()

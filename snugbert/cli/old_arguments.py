@@ -44,7 +44,7 @@ REMOVED = {name: remedy for names, remedy in REMEDIES.items() for name in names}
 
 
 def translate(arguments: Mapping[str, Any], line: Container[str] = ()) -> dict[str, Any]:
-    """Returns the arguments with new names. An old name is used if the new one is missing, or is 0 or false.
+    """Returns the arguments with new names. An old argument is used if the new one is missing, 0 or false.
 
     `line`: names on the command line, which take precedence over names from a file.
     """

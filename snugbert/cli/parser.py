@@ -144,7 +144,7 @@ class ArgumentParser(HfArgumentParser):
         return super().format_help() + more
 
     def check_flags(self, argv: list[str], where: str = "") -> None:
-        """Raises an error for the first unknown flag, and suggests a similar one. `where`: the file that has it."""
+        """Raises an error for the first unknown flag, and suggests a similar one. `where`: the file with the flags."""
         known = sorted({flag.removeprefix("--").replace("-", "_") for flag in self._option_string_actions})
         for word in argv:
             flag = word.partition("=")[0]  # a value may begin with two hyphens

@@ -126,7 +126,7 @@ def convert_model(
         revision, token, cache_dir: for a model on the Hub, as in `from_pretrained`.
 
     Raises:
-        InputError: the source or the target does not support the model, `output_dir` cannot be written, or the outputs
+        InputError: SnugBERT or the target does not support the model, `output_dir` cannot be written, or the outputs
             differ. Nothing is written.
     """
     name = dtype if isinstance(dtype, str) else None

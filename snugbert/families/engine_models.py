@@ -29,7 +29,7 @@ def find_export(folder: str | Path | None) -> Path | None:
 def refuse_export(name: str | None) -> None:
     """Refuses an exported model, for commands that train it or need other outputs than predictions."""
     if find_export(name):
-        raise InputError(f"{name} was exported and can only predict. Use the model that was exported.")
+        raise InputError(f"{name} is an export and can only predict. Use the model it was exported from.")
 
 
 def open_export(file: Path) -> Run:

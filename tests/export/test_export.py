@@ -305,5 +305,5 @@ def test_an_export_is_scored_but_not_trained(checkpoint, tmp_path, capsys):
         scores.append(json.loads((tmp_path / "scored/results.json").read_text())["metrics"])
     assert scores[0] == scores[1] and scores[0]["eval"]["accuracy"] >= 0
     assert main([*command, "--train_file", str(tmp_path / "dev.csv"), "--overwrite_output_dir"]) == 2
-    assert "export was exported and can only predict. Use the model that was exported" in capsys.readouterr().err
+    assert "export is an export and can only predict. Use the model it was exported from" in capsys.readouterr().err
     assert main(["evaluate", "--model_name_or_path", str(tmp_path / "export"), "--pairs_file", __file__]) == 2
