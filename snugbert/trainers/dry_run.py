@@ -1,6 +1,6 @@
 """`--dry_run`: takes a few real steps of a run in memory, and prints the time and memory that the run will need.
 
-The steps use the run's own examples. Only caches are written, which the run will use.
+The steps use the run's own examples. Only caches are written, and the run will use them.
 """
 
 import copy
@@ -35,7 +35,7 @@ WARMUP_ON_CPU, WARMUP_ON_GPU = 2, 8
 TIMED_STEPS = 24
 LONGEST_SECONDS = 30.0  # of timed steps
 FEWEST_STEPS = 2  # timed, even if they take longer
-EVALUATED_BATCHES = 8  # timed, of each evaluation set
+EVALUATED_BATCHES = 8  # timed in each evaluation set
 
 
 def run_dry(
@@ -50,7 +50,7 @@ def run_dry(
 
     Every process must call this. The time to start and to read the data is not included. Each of the `parts`
     makes a trainer for its share of the steps, in order. All `evaluation_sets` are evaluated at the end, and the
-    trainer's own also during training. After `budget` seconds, no further run starts.
+    trainer's own set is also evaluated during training. After `budget` seconds, no further run starts.
     """
     done = 0 if checkpoint is None else step_of(Path(checkpoint))
     rows, training, evaluation, evaluations = {}, 0.0, 0.0, 0

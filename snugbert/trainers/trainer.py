@@ -148,7 +148,7 @@ class RunTrainer(Trainer):
             if checkpoint is not None:
                 logger.info("resuming from %s", Path(checkpoint).name)
             self._begin(state)
-            wait_for_all()  # the first process may still count the tokens of the examples
+            wait_for_all()  # the first process may still be counting the tokens of the examples
             self.compare_settings(checkpoint)
             self.reports.begin(state)
             if self.pad_to_multiple_of:
@@ -265,12 +265,12 @@ class RunTrainer(Trainer):
         return wanted or self._suggest_multiple(dataset, batch_size)
 
     def _can_fill_rows(self) -> bool:
-        """Whether losses do not depend on the padding of a row, and attention does not pad the sequences again."""
+        """Whether rows can be filled: padding must not change losses, and attention must not pad sequences again."""
         is_own = isinstance(self.model_config, SnugBertConfig)
         return is_own and not pads_in_attention(self.model_config, self.args.device)
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
-        """Returns a default for `pad_to_multiple_of` in rows of `batch_size` examples of `dataset`. 0: unknown."""
+        """Returns the default `pad_to_multiple_of` for rows of `batch_size` examples of `dataset`. 0: unknown."""
         return 0
 
     def _fill_rows(self, dataset: Any, batch_size: int, is_training: bool) -> Any:
@@ -317,8 +317,8 @@ class RunTrainer(Trainer):
         self.state.best_model_checkpoint = best
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # Trainer's only hook, `on_save`, comes after its last file. That is too late to change where and what Trainer
-        # writes.
+        # Trainer's only hook, `on_save`, runs after the last file is written. That is too late to change what Trainer
+        # writes, and where.
         self.store_in_state()
         checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         with self.checkpoints.write(self.args, self.state, checkpoint, self.stop_signal.writes_whole_checkpoint):
@@ -365,7 +365,7 @@ class RunTrainer(Trainer):
 
 
 def check_weights(model: torch.nn.Module) -> None:
-    """Checks that the weights to train have at least 32 bits. 16 bits would lose AdamW's small steps to rounding."""
+    """Checks that the weights to train have at least 32 bits. In 16 bits, rounding would lose AdamW's small steps."""
     for name, weight in model.named_parameters():
         if weight.requires_grad and weight.dtype in (torch.bfloat16, torch.float16):
             dtype = str(weight.dtype).removeprefix("torch.")

@@ -31,7 +31,7 @@ def run_fine_tuning(
 def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, args: FineTuningArguments) -> float:
     """Fine-tunes once, or runs the sweep that `sweep` and `seeds` define, and prints a summary.
 
-    With `teacher_name_or_path`, distills. Returns the expected seconds of a dry run, otherwise 0.
+    With `teacher_name_or_path`, distills. In a dry run, returns the expected seconds. Otherwise, returns 0.
     """
     keep_freed_memory()
     distills = model_args.teacher_name_or_path is not None

@@ -54,7 +54,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
     do_train: bool = argument(False, "Train. Default: train, evaluate and predict on the data that you pass.")
     do_eval: bool = argument(False, "Evaluate on the validation examples. Default: see --do_train.")
     do_predict: bool = argument(False, "Predict the test examples. Default: see --do_train.")
-    # In this and the next arguments, None means that the user did not choose a value.
+    # In this and the following arguments, None means that the user did not choose a value.
     learning_rate: float = argument(None, "Peak learning rate. Default: depends on the model's size.")
     num_train_epochs: float = argument(None, "Number of passes over the training examples. Default: 3.")
     per_device_train_batch_size: int = argument(32, "Training examples per device and batch.")
@@ -87,7 +87,7 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         2.0, "Temperature of the teacher's soft targets.", range=POSITIVE, advanced=True
     )
     distillation_weight: float = argument(
-        0.5, "Weight of the soft targets in the loss. The labels have the rest of 1.", range=SHARE, advanced=True
+        0.5, "Weight of the soft targets in the loss. The labels get 1 minus this.", range=SHARE, advanced=True
     )
     class_weights: dict | str | None = argument(  # a dict in Python: label -> weight
         None, "Class weights in the loss: balanced, or for example positive=2,negative=1. Default: none."
@@ -96,10 +96,10 @@ class FineTuningArguments(DeviceArguments, OverwriteArguments):
         None, "Stop after N evaluations without improvement, and keep the best model. Default: never.", range=COUNT
     )
     early_stopping_threshold: float = argument(
-        0.0, "Early stopping: smallest change that is an improvement.", range=NOT_NEGATIVE, advanced=True
+        0.0, "Early stopping: smallest change that counts as an improvement.", range=NOT_NEGATIVE, advanced=True
     )
     sweep: str | None = argument(
-        None, "Do several runs: a YAML file to search settings, paper (BERT's grid), fixed or stable."
+        None, "Do several runs: a YAML file of settings to search, paper (BERT's grid), fixed or stable."
     )
     seeds: int = argument(
         None, "Number of runs to average. Their seeds count up from --seed. Default: 1.", range=COUNT

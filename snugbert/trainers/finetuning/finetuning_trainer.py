@@ -73,9 +73,9 @@ class FineTuningTrainer(RunTrainer):
             settings, in the folder "trainer_output".
         task: such as [`Tagging`]. Default: [`TextClassification`]. The trainer does not change it. Commands pass a
             [`PreparedTask`], which includes model and data.
-        train_dataset: rows with the columns of the task: the path of a file, a `datasets.Dataset`, whose format is
-            ignored, a streamed dataset, which is read to its end, a DataFrame of pandas, or dicts. None: the model is
-            only scored.
+        train_dataset: rows with the columns of the task: the path of a file, a `datasets.Dataset` (its format is
+            ignored), a streamed dataset (read to its end), a pandas DataFrame, or dicts. None: the model is only
+            scored.
         eval_dataset: labeled rows. They are scored after each epoch, unless `args` says otherwise. A dict of datasets
             prefixes the metrics with its keys, and the first dataset selects the best model.
         processing_class: the tokenizer. Default: the checkpoint's.
@@ -156,7 +156,7 @@ class FineTuningTrainer(RunTrainer):
             train_dataset=task.train_features,
             eval_dataset=features,
             processing_class=task.task.tokenizer,
-            compute_metrics=lambda prediction: {},  # never called without labels. Makes Trainer keep logits
+            compute_metrics=lambda prediction: {},  # never called (no labels), but makes Trainer keep logits
             compute_loss_func=loss,
             callbacks=[*callbacks, ClearOutputDir()],
             optimizers=optimizers,
@@ -304,7 +304,7 @@ class FineTuningTrainer(RunTrainer):
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Computes the logits of rows, one for each window, and scores them if all have labels. Returns no labels."""
+        """Computes the logits of each window of the rows. Scores the rows if all have labels. Returns no labels."""
         features, encoded = self._encode(test_dataset, "test")
         output = super().predict(features, ignore_keys, metric_key_prefix)
         if encoded is None or encoded in self.evaluation_sets:
@@ -363,7 +363,7 @@ class FineTuningTrainer(RunTrainer):
         return examples
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
-        # No public method chooses the order of an evaluation. Filled rows need random examples to have few sizes.
+        # No public method chooses the order of an evaluation. In random order, filled rows have few sizes.
         if isinstance(self.data_collator, FillRows):
             self._order = np.random.default_rng(0).permutation(len(eval_dataset))  # type: ignore[arg-type]
         else:
@@ -430,7 +430,7 @@ class FineTuningTrainer(RunTrainer):
         return output._replace(predictions=predictions, metrics=metrics)
 
     def predict_once(self, test_dataset: Dataset, metric_key_prefix: str) -> EvalLoopOutput | PredictionOutput:
-        """As `predict`, but returns the last evaluation if it had these examples, this prefix and the same weights."""
+        """Like `predict`, but returns the last evaluation if it used these examples, this prefix and these weights."""
         if self._last_evaluation is not None and test_dataset is self.eval_dataset and metric_key_prefix == "eval":
             evaluated, output = self._last_evaluation
             if evaluated == self.model_step:

@@ -1,4 +1,4 @@
-"""Finds wrong labels: predicts each training example with a model that has not seen it, `snugbert glue --folds 5`.
+"""Finds wrong labels (`snugbert glue --folds 5`): predicts each training example with a model that has not seen it.
 
     training examples -> folds -> a model for each fold, trained on the others -> predictions -> least likely labels
 
@@ -103,7 +103,7 @@ def _predict_fold(
         write_atomically(file, dump_json(rows))
         shutil.rmtree(str(run_args.output_dir), ignore_errors=True)  # checkpoints
         if (output_dir := find_output(Path(str(args.output_dir)))) is not None:
-            output_dir.upload_run()  # another machine continues with the next fold
+            output_dir.upload_run()  # so that another machine can continue with the next fold
     wait_for_all()
 
 

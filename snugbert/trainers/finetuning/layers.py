@@ -30,8 +30,8 @@ def find_depths(model: nn.Module) -> dict[nn.Parameter, int]:
 def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
     """Gives the top `number` encoder layers and the pooler new random weights, as in pretraining.
 
-    As in Zhang et al. (2021), "Revisiting Few-sample BERT Fine-tuning", section 5: the top layers are specialized in
-    pretraining, and can be a poor start for few labels. The weights come from torch's global generator.
+    As in Zhang et al. (2021), "Revisiting Few-sample BERT Fine-tuning", section 5: the top layers are specialized for
+    pretraining, and can be a poor start if there are few labels. The weights come from torch's global generator.
     """
     encoder: Any = model.base_model
     layers = encoder.encoder.layer

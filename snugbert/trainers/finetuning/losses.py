@@ -73,8 +73,8 @@ def distillation_loss(
     size (Hinton et al., 2015, section 2). With several labels per example, each label is a distribution of two
     outcomes. For regression, soft is the squared difference. Hard is the usual loss, or 0 for an item without a label.
 
-    `student` and `teacher` are logits, *Shape:* (I, C). `labels` are ids, *Shape:* (I,), for several labels per item
-    0.0 or 1.0, *Shape:* (I, C), and for regression numbers, *Shape:* (I,). Without a label: `UNLABELED` or NaN.
+    `student` and `teacher` are logits, *Shape:* (I, C). `labels` are ids (I,). With several labels per item, they are
+    0.0 or 1.0 (I, C), and in regression, they are numbers (I,). A missing label is `UNLABELED` or NaN.
     """
     student, teacher = student.float(), teacher.to(student.device).float()
 

@@ -237,7 +237,7 @@ def name_model(
 
 
 def connect_data(task: Task[Any, Any, Any] | None, **datasets: Any) -> tuple[Task[Any, Any, Any], Sources]:
-    """Returns a copy of the task whose file arguments are those datasets that are files, and the data of each split.
+    """Returns a copy of the task, with datasets that are files as its file arguments, and the data of each split.
 
     The default task is [`TextClassification`]. Datasets that are None are left out.
     """

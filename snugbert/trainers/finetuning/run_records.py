@@ -99,7 +99,7 @@ def collect_results(
 
 
 def compared_settings(prepared: PreparedTask, args: FineTuningArguments, finished: bool = False) -> dict[str, Any]:
-    """Returns further settings that must not change on resume, or all that determine the results if `finished`."""
+    """Returns further settings that must not change on resume. If `finished`, all that determine the results."""
     sets = prepared.evaluation_sets if finished else []
     if args.load_best_model_at_end and prepared.validation_set is not None and not finished:
         sets = [prepared.validation_set]
@@ -192,7 +192,7 @@ def prepare_folder(plan: dict[str, Any], output_dir: Path, continues: bool) -> N
         output_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(output_dir / PLAN, json.dumps(make_record("sweep", plan), indent=1))
         if (output := find_output(output_dir)) is not None:
-            output.upload_run()  # another machine continues with this plan
+            output.upload_run()  # so that another machine can continue with this plan
     wait_for_all()
 
 

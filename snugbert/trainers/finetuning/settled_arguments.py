@@ -38,7 +38,7 @@ def settle_arguments(prepared: PreparedTask, args: FineTuningArguments) -> None:
     if args.eval_strategy != "no" or args.sweeps:
         if examples is None or not examples.labeled:
             raise InputError(
-                "--validation_file: no examples with reference answers. Evaluation in training and sweeps need them."
+                "--validation_file: no examples with reference answers. Sweeps and evaluation in training need them."
             )
     _choose_metric(prepared, args)
     if args.label_smoothing_factor and (not prepared.has_classes or args.class_weights is not None):
@@ -55,7 +55,7 @@ def total_batch_size(args: FineTuningArguments) -> int:
 def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments, paper: float) -> None:
     """Sets `args.learning_rate` for the encoder, unless the user chose one, and logs the reason.
 
-    It is the paper's rate for BERT-base (`paper`) times (768 / hidden size) squared, for hidden sizes from 128 to 768.
+    The rate is the paper's for BERT-base (`paper`) times (768 / hidden size) squared, for hidden sizes of 128 to 768.
     The rule is our own. benchmarks/results compares it with the paper's rate.
     """
     if args.learning_rate is not None or args.varies("learning_rate"):

@@ -205,7 +205,7 @@ def run_dry_fine_tuning(
     number: int = 1,
     budget: float = math.inf,
 ) -> float:
-    """Checks a run, and prints its plan, see [`run_dry`]. A sweep passes its first run, and how much is left."""
+    """Checks a run, and prints its plan, see [`run_dry`]. A sweep passes its first run, and the runs and time left."""
     if number == 0:
         logger.info("%s: everything is finished.", args.output_dir)
         return 0.0

@@ -96,7 +96,7 @@ def write_table(output_dir: Path, names: list[str]) -> None:
         )
         table = (
             f"The best run of each task on the validation examples:\n\n{table}\n\n"
-            f"Means over the seeds of its best setting:\n\n{suite_table(means, ends, METHOD_FOR_MEANS)}"
+            f"Means over the seeds of each task's best setting:\n\n{suite_table(means, ends, METHOD_FOR_MEANS)}"
         )
     write_atomically(output_dir / "results.md", f"{table}\n")
     write_atomically(output_dir / RESULTS, json.dumps(metrics, indent=1))

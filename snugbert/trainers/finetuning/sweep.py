@@ -71,7 +71,7 @@ IN_COLUMNS = (BATCH_SIZE, "per_device_train_batch_size", "learning_rate", "num_t
 def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     """Runs all settings with all seeds, and keeps the model that is best on the validation examples.
 
-    Returns the expected seconds of a dry run, otherwise 0.
+    In a dry run, returns the expected seconds of the sweep. Otherwise, returns 0.
     """
     sweep = Sweep(prepared, args)
     plan = make_plan(prepared, args, sweep.search)
@@ -255,14 +255,14 @@ class Suggestions:
 
 
 class Grid(optuna.samplers.GridSampler):
-    """Optuna's grid, except that it does not stop `Study.optimize` after the last setting: sweeps do not call it."""
+    """Optuna's grid, but it does not stop `Study.optimize` after the last setting. Sweeps do not call that method."""
 
     def after_trial(self, *args: Any) -> None:
         """Does nothing."""
 
 
 def repair_journal(journal: Path) -> None:
-    """Removes what a kill or a full disk left: the end of a line, and Optuna's lock. The output folder is locked."""
+    """Removes what a kill or a full disk left: an unfinished line, and Optuna's lock. The output folder is locked."""
     Path(f"{journal}.lock").unlink(missing_ok=True)
     if journal.exists():
         os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
@@ -276,7 +276,7 @@ class StopBadRuns(TrainerCallback):
         self.evaluations: list[float] = []
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each evaluation. The log includes evaluations before a resumed checkpoint."""
+        """Called by Trainer after each evaluation. In a resumed run, the log includes earlier evaluations."""
         self.evaluations = [line[self._metric] for line in state.log_history if self._metric in line]
         if self._suggestions.is_bad(self.evaluations) and state.global_step < state.max_steps:
             raise optuna.TrialPruned
@@ -311,7 +311,7 @@ class Sweep:
         """Plans a run with each value of each flag, so that a value that does not fit ends the sweep at once.
 
         The first run has the first value of each flag, and the last run the last value. Ranges are tried at both ends
-        only. The flags `IN_COLUMNS` fit every model. For other flags, a trainer is made.
+        only. The flags `IN_COLUMNS` fit every model. Other flags are checked by making a trainer.
         """
         settings = self.search.settings.items()
         varied = {flag: getattr(each, "choices", None) or (each.low, each.high) for flag, each in settings}
@@ -360,7 +360,7 @@ class Sweep:
     def _keep_best_weights(self) -> None:
         """Removes the weights of all finished runs but the best, and all checkpoints of finished runs.
 
-        An earlier command may have been killed here, and may have finished runs after the current one.
+        An earlier command may have been killed here, and may have finished runs that follow the current run.
         """
         runs = read_runs(self.output_dir)
         best = best_run(runs, self.objective)
@@ -401,7 +401,7 @@ class Sweep:
         best = best_run(runs, self.objective)
         if not best.is_complete:
             raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
-        if "decisions" in best.results:  # the card shows their number. The task may have the thresholds of another run
+        if "decisions" in best.results:  # the card counts thresholds. The task may have those of another run
             prepared.task.thresholds = best.results["decisions"]["thresholds"]
         summary = summarize_sweep(runs, self.objective)
         tables = sweep_tables(summary, list(best.setting), prepared.task.perfect_score)

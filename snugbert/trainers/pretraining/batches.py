@@ -62,7 +62,7 @@ def plan_phases(datasets: Sequence[Any], shares: Sequence[float], args: Pretrain
     size of the first phase is `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
 
     Args:
-        datasets: one for each phase. Each of several datasets needs a `max_seq_length`, like [`PretrainingDataset`].
+        datasets: one for each phase. If there are several, each needs a `max_seq_length`, like [`PretrainingDataset`].
             Some datasets may have no sentence pairs.
         shares: share of the steps for each phase. They add up to 1.
         args: batch size and number of steps. If `max_steps` is not positive, `num_train_epochs` is the number of
@@ -128,7 +128,7 @@ def check_processes(phases: Sequence[Phase]) -> None:
     examples = [len(phase.dataset) for phase in phases]
     tables = (each.dataset.open_table(Window(0, 0)) for each in phases if isinstance(each.dataset, PretrainingDataset))
     examples += [zlib.crc32(table.data) for table in tables]
-    wait_for_all()  # machines may take different times for their tables
+    wait_for_all()  # some machines may take longer to make their tables
     everywhere = gather_object([examples])
     for rank, others in enumerate(everywhere):
         if others != everywhere[0]:
@@ -210,10 +210,10 @@ class RunBatches(torch.utils.data.Dataset):
     """Makes the batches of a run from the example numbers that [`BatchSampler`] yields.
 
     The order of an epoch is a function of the seed and the epoch. A dataset or collator may use the global random
-    state of Python, NumPy or torch. For the same batch, the random numbers are then the same in any data worker and
+    state of Python, NumPy or torch. The random numbers for a batch are the same in any data worker and
     after resuming. A labeled batch contains the counts that divide the losses, under the key `BATCH_COUNTS`, see
     [`count_batch`]. A [`PretrainingDataset`] has its own seed. The `mlm_probability` of each example is the share of
-    tokens to mask in its step, between the two `mask_rates`. None: the collator's share.
+    tokens to mask in its step, between the two `mask_rates`. If these are None, the collator's share applies.
     """
 
     phases: Sequence[Phase]

@@ -127,14 +127,14 @@ def factorize(sides: Sequence[Bigrams], rank: int, rng: np.random.Generator) -> 
         basis, _ = np.linalg.qr(times_gram(basis))
     values, vectors = np.linalg.eigh(basis.T @ times_gram(basis))
     largest = np.argsort(values)[::-1][:rank]
-    return basis @ vectors[:, largest], np.sqrt(values[largest].clip(0))  # rounding makes a zero negative
+    return basis @ vectors[:, largest], np.sqrt(values[largest].clip(0))  # rounding can make zero negative
 
 
 def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Fits `contexts @ a @ b @ tokens.T` to mutual information: weighted least squares, by reduced-rank regression.
 
-    `contexts` and `tokens` are the embeddings of the tokens in both uses (V, W). Returns a (W, R) and b (R, W). Each
-    column of a has the same norm as its row of b. R is at most `rank`, and at most the rank of the embeddings.
+    `contexts` and `tokens` are the embeddings of the tokens in both uses (V, W). Returns `a` (W, R) and `b` (R, W).
+    Column i of `a` and row i of `b` have the same norm. R is at most `rank`, and at most the rank of the embeddings.
     """
     (q_context, w_context), (q_token, w_token) = (_whiten(side.root[:, None] * each) for each in (contexts, tokens))
     left, values, right = np.linalg.svd(q_context.T @ side.times(q_token))

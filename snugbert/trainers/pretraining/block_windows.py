@@ -4,7 +4,7 @@ An epoch shuffles the blocks of the corpus and groups them. Each group is a wind
 window, trains on them, and continues with the next window. So a corpus can be larger than the disk. The order depends
 only on the corpus, the seed and `window_blocks`, not on where the corpus is stored.
 
-The first window sets the number of examples per token for all windows. In this epoch, windows with more examples leave
+The first window sets the number of examples per token for all windows. In an epoch, windows with more examples leave
 some out, and windows with fewer examples repeat some. In other epochs, windows consist of different blocks.
 """
 

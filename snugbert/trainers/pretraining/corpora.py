@@ -95,7 +95,7 @@ def load_corpora(
         percentage = data_args.validation_split_percentage
 
         def is_held_out(number: int) -> bool:
-            """Whether a document is held out. Such documents are spread evenly, and are the same in every run."""
+            """Whether a document is held out. Held-out documents are spread evenly, and are the same in every run."""
             return number * percentage // 100 != (number + 1) * percentage // 100
 
         others = {"documents": f"all but {percentage} %", "keeps": lambda number: not is_held_out(number)}
@@ -174,7 +174,7 @@ def collect_example_settings(
 
 
 def list_sources(corpus: Corpus) -> str:
-    """Returns the names of the files, without folders, or of the dataset of a corpus, for results and cards."""
+    """Returns the names of a corpus's files, without folders, or of its dataset, for results and cards."""
     names = (
         name_dataset(name.removeprefix(DATASET))[1] if name.startswith(DATASET) else PurePosixPath(name).name
         for name in corpus.sources

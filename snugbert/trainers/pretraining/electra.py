@@ -181,7 +181,7 @@ def find_generator(model_args: ModelArguments) -> Path | None:
 
 
 def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
-    """Returns the configuration of a generator: as many layers, but narrower, and the same embeddings.
+    """Returns the configuration of a generator: narrower, but with as many layers and the same embeddings.
 
     `size` is the width of the generator, as a share of the discriminator's. The generator has at least 2 attention
     heads. The size of a head is a multiple of 8, because GPU kernels pad other sizes.

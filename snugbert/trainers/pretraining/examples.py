@@ -212,8 +212,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
         """Prepares what data workers need to read the examples: tables, and the blocks of a corpus in a bucket.
 
         Removes the blocks of earlier windows from the cache, and begins to download the next window. `first`, `last`
-        and `end`, the number of examples of the run, count over all epochs. Data workers may not have read the
-        `prefetched` examples before `first` yet.
+        and `end`, the number of examples of the run, count over all epochs. Data workers may not yet have read the
+        `prefetched` examples before `first`.
         """
         window, _ = self.windows.locate(*divmod(first, self._length), self._length)
         current, place = self.windows.locate(*divmod(last, self._length), self._length)
@@ -265,7 +265,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
             blocks[number]
 
     def _remove_old_tables(self, name: str, window: Window) -> None:
-        """Removes tables that no process needs in `window`. Several processes may do this if a lock has no effect."""
+        """Removes tables that no process needs in `window`. Without a working lock, several may do so at once."""
         # The first window gives the length of all epochs. Other workers may still need the window before `window`. A
         # table that a process has mapped stays readable, and a missing table is made again.
         for old in self.epochs_dir.glob(f"{name}-*-*.examples"):

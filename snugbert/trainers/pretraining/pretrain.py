@@ -76,7 +76,7 @@ def pretrain(
     training_args: PretrainingArguments,
 ) -> None:
     """Trains, evaluates, or both, and prints a summary."""
-    # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and a run with it trains.
+    # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and such a run trains.
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)
     if data_args.show:
@@ -303,7 +303,7 @@ def _check_training(
 
 @dataclass
 class _Data:
-    """The text of a run and its examples. Without training, it has no phases and settings."""
+    """The text of a run and its examples. Without training, it has no phases and no settings."""
 
     train_corpus: Corpus | None
     phases: list[Phase] = field(default_factory=list)
@@ -321,7 +321,7 @@ def _prepare_data(
 ) -> _Data:
     """Prepares the text, makes its examples, and plans the phases of the run."""
     do_train, do_eval = training_args.do_train, training_args.do_eval
-    with raise_together():  # machines may prepare the text for hours
+    with raise_together():  # machines may take hours to prepare the text
         train_corpus, validation_corpus = load_corpora(data_args, do_train, do_eval, cache_dir, tokenizer, prepared)
     make_examples = functools.partial(make_dataset, data_args=data_args, tokenizer=tokenizer, epochs_dir=epochs_dir)
     data = _Data(train_corpus)

@@ -28,7 +28,7 @@ Objective = Literal["nsp", "sop", "mlm"]
 # The values of `--objective`, and the examples that they need.
 OBJECTIVES: dict[str, Objective] = {"mlm+nsp": "nsp", "mlm": "mlm", "mlm+order": "sop", "electra": "mlm"}
 
-# Weight of ELECTRA's discriminator loss next to the generator's loss (Clark et al., 2020, appendix A).
+# Weight of ELECTRA's discriminator loss relative to the generator's loss (Clark et al., 2020, appendix A).
 DISCRIMINATOR_WEIGHT = 50.0
 
 # Weights of the losses of distillation, and the temperature of the soft targets. Sanh et al. (2019) give no values.

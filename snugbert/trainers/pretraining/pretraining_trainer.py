@@ -77,7 +77,7 @@ class PretrainingTrainer(RunTrainer):
       batch, over all accumulated batches and processes.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
-    - The output folder gets the log, `metrics.jsonl`, its plot, `training.png`, and the model card, `README.md`. A
+    - The output folder gets the log (`metrics.jsonl`), its plot (`training.png`) and the model card (`README.md`). A
       folder with another run is refused, unless `overwrite_output_dir` is set.
 
     Args:
@@ -103,7 +103,7 @@ class PretrainingTrainer(RunTrainer):
     args: PretrainingArguments
     # The metrics on the validation text, and the metrics of trivial predictions. None: the last evaluation in the log.
     _metrics: tuple[Mapping[str, float] | None, Mapping[str, float]]
-    passes_to_repay_compiling = 0  # compiles runs of any length
+    passes_to_repay_compiling = 0  # compiles the model in runs of any length
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class PretrainingTrainer(RunTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor | None]:
-        """Returns the batches of a step, and its labeled tokens over all processes."""
+        """Returns the batches of a step, and its number of labeled tokens over all processes."""
         self.training_log.start_step()
         batches = list(islice(epoch_iterator, num_batches))
         if not all("labels" in batch for batch in batches):
@@ -344,7 +344,7 @@ class PretrainingTrainer(RunTrainer):
         """Returns the loss of the model, divided by the counts of the whole batch. Also updates the log."""
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         if self.teacher is None:
-            # Only callers may need logits. accelerate would copy them to float32: 574 MB at 256 x 128 tokens.
+            # Only `return_outputs` needs logits. accelerate would copy them to float32: 574 MB at 256 x 128 tokens.
             counts = not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM)
             options = {"count_correct": True} if counts else {}
             outputs: Any = model(**inputs, **options)

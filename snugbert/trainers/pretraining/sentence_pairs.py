@@ -86,7 +86,7 @@ def _classify(token: str) -> int:
 def _rank_place(context: int, after: int) -> int:
     """Returns the rank of the place between two tokens of the kinds `context` and `after`.
 
-    If the first token may be a closing mark, `context` also has `NUM_KINDS` times the kind of the token before it.
+    If the first token may be a closing mark, `context` is its kind plus `NUM_KINDS` times the previous token's kind.
     """
     mark, before = divmod(context, NUM_KINDS)
     if before not in (CLOSING, QUOTE):
@@ -147,7 +147,7 @@ SHORTEST_TARGET = 2  # minimum tokens of a short pair, as in the original releas
 # A shorter segment lacks context.
 SHORTEST_SEGMENT = 4
 
-# An example in 21 bytes: block, offset in its tokens and length of the first span; the same of the second span, or 0;
+# An example in 21 bytes: block, offset in its tokens and length of the first span; the same for the second, or 0;
 # and the label: 0 if the second span follows the first, 1 if it is random or precedes it. A block has fewer than 2^32
 # tokens, an example fewer than 2^16.
 EXAMPLE = np.dtype(
@@ -292,7 +292,7 @@ def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: 
     sources = _match_rows(table["second_length"], ends, random_rows, rng)
     first, second = table["length"].astype(np.int64), table["second_length"].astype(np.int64)
     wanted = np.minimum(np.where(ends.ends_in_sentence[sources], second, second[sources]), ends.after[sources])
-    # A first segment that begins within a sentence keeps the total length.
+    # If a first segment begins within a sentence, its start moves to keep the total length.
     shift = np.where(ends.begins_in_sentence, wanted - second, 0).clip(-ends.before, first - 1)
     table["label"] = sources != np.arange(len(table))
     table["start"] = table["start"] + shift

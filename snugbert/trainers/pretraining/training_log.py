@@ -66,7 +66,7 @@ def count_batch(
 ) -> torch.Tensor:
     """Returns the numbers of `DATA_SUMS` of a batch on the CPU. *Shape:* (4,), int64
 
-    The first three divide the losses. Data workers call this function, so it does not slow down training.
+    The first three are denominators of losses. Data workers call this function, so it does not slow down training.
 
     The FLOPs include the forward and backward pass of the model, and the forward pass of a teacher. With a
     `generator`, `config` belongs to ELECTRA's discriminator.

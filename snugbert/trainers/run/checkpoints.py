@@ -197,7 +197,7 @@ def locate_best(state: TrainerState, output_dir: Path) -> None:
 
 
 def _forget_best(checkpoint: Path) -> None:
-    """Removes the best checkpoint's path from a state, because folders can move. [`locate_best`] needs the step."""
+    """Removes the best checkpoint's path from a state, because folders can move. [`locate_best`] uses the step."""
     state = read_state(checkpoint)
     if state.best_model_checkpoint is not None:
         state.best_model_checkpoint = None

@@ -84,7 +84,7 @@ class ProgressBar(ProgressCallback):
 
 
 def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str:
-    """Formats the metrics of a step, or of an evaluation, whose names begin with `eval_`.
+    """Formats the metrics of a step or of an evaluation. Names of evaluation metrics begin with `eval_`.
 
     step  200/1000  epoch 0.61  loss 6.5210  learning rate 9.0e-05
     eval  200/1000  epoch 0.61  loss 6.3021  accuracy 0.1250

@@ -63,7 +63,7 @@ class RunSettings(TrainerCallback):
         self._max_steps = 0  # in the checkpoint
 
     def compare(self, checkpoint: str | None, trainer_settings: dict[str, Any]) -> None:
-        """Compares the settings of this run with the settings in the checkpoint, and takes over earlier changes."""
+        """Compares the settings of this run with the checkpoint's settings, and loads the list of earlier changes."""
         self._trainer_settings, self._checkpoint = trainer_settings, checkpoint
         self.changes = []
         if checkpoint is None:

@@ -18,7 +18,7 @@ from snugbert.storage.uploads import RemoteOutput, find_output
 
 logger = logging.getLogger(__name__)
 
-# Predictions for the user's examples, also in the formats of run_glue.py, gluebenchmark.com (.tsv) and SQuAD v2.0.
+# Predictions for the user's examples, including the formats of run_glue.py, gluebenchmark.com (.tsv) and SQuAD v2.0.
 PREDICTIONS = ["*predictions.*", "*predict_results.txt", "*.tsv", "*null_odds.json"]
 LOGS = ["*.tfevents.*"]  # of TensorBoard. They contain paths of this machine
 # Trainer also omits the first two: unfinished files and checkpoints. The third file contains the training arguments.

@@ -1,4 +1,4 @@
-"""Stops a run: after a checkpoint on SIGTERM and Ctrl-C, and with an error if the loss is not finite."""
+"""Stops a run: on SIGTERM or Ctrl-C after a checkpoint, and with an error if the loss is not finite."""
 
 import logging
 import math
@@ -52,7 +52,7 @@ class StopSignal(TrainerCallback):
 
     def _begin(self) -> None:
         self.interrupted: signal.Signals | None = None  # the signal that ended training
-        self.writes_whole_checkpoint = False  # whether it has the optimizer even with `save_only_model`
+        self.writes_whole_checkpoint = False  # whether it includes the optimizer even with `save_only_model`
         self._saved_step = 0  # the step of the last checkpoint that this run wrote or resumed from. 0: none
         self._received = 0  # the signal that this process received
         # The report that the host has not read: step, numbers on the CPU, and the event of their arrival there.
@@ -175,7 +175,7 @@ class StopSignal(TrainerCallback):
 def raise_if_interrupted(trainer: Any) -> None:
     """Ends a command whose training was interrupted. Every process must call this.
 
-    A launcher kills the other processes soon after one ends, but the first process may still upload its checkpoint.
+    A launcher kills other processes soon after one ends, but the first process may still be uploading its checkpoint.
     """
     if trainer.interrupted:
         resumes = str(trainer.args.resume_from_checkpoint).lower() == "true"
