@@ -46,7 +46,8 @@ def measure(code: Path, arguments: list[str]) -> float:
     Raises:
         SystemExit: the command failed.
     """
-    environment = os.environ | {"PYTHONPATH": str(code), "TRANSFORMERS_VERBOSITY": "error"}
+    # With the safe path, Python does not import the package in the current folder instead.
+    environment = os.environ | {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1", "TRANSFORMERS_VERBOSITY": "error"}
     start = time.perf_counter()
     process = subprocess.run(
         [sys.executable, "-m", "snugbert", *arguments], env=environment, capture_output=True, text=True
