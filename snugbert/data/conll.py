@@ -226,7 +226,7 @@ def tag_records(
 ) -> str:
     """Returns the rows with new tags, as JSON lines or a JSON list like the source. Rows without tags get a new key.
 
-    `tags`: for each sentence, its tags, or another value for the first of `tag_columns` that the row has.
+    `tags`: for each sentence, its tags or another value, which goes to the first of `tag_columns` in the row.
     """
     text = "".join(lines)
     is_list = text.lstrip().startswith("[")

@@ -68,9 +68,9 @@ class ValidationArguments(PreparationArguments):
         [], "Text to evaluate on: .txt, .jsonl (also .gz, .zst), .parquet.", opens_urls=True
     )
     max_seq_length: int = argument(128, "Maximum tokens per example.")
-    no_nsp: bool = argument(False, "Full sentences without pairs, as with --objective mlm.")
+    no_nsp: bool = argument(False, "Use full sentences without pairs, as with --objective mlm.")
     sentence_order: bool = argument(
-        False, "The order of segments instead of the next sentence, as with --objective mlm+order."
+        False, "Predict the order of segments instead of the next sentence, as with --objective mlm+order."
     )
     max_eval_samples: int | None = argument(
         None, "Maximum number of examples to evaluate on. Default: all.", range=COUNT

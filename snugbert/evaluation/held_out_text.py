@@ -98,7 +98,7 @@ def score_text(
 def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> PretrainingDataArguments:
     """Returns the arguments of `snugbert pretrain` that make the examples.
 
-    Masks always have the defaults of that command, because losses at 40 % and at 15 % masks cannot be compared.
+    Masking always has the defaults of that command, because losses at 40 % and 15 % masking cannot be compared.
     """
     data_args = PretrainingDataArguments(**{field.name: getattr(args, field.name) for field in fields(args)})
     if not predicts_pairs(model):
@@ -111,7 +111,7 @@ def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> Pret
 
 
 def count_characters(data_args: PretrainingDataArguments) -> int:
-    """Counts the characters of the validation text: of its lines, without line ends and the spaces around lines.
+    """Counts the characters of the validation text, without line ends and the spaces around lines.
 
     The number of characters does not depend on a tokenizer, and depends less on the script than the number of bytes.
     """

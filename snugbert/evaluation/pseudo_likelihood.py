@@ -107,7 +107,7 @@ def _predict_targets(
 ) -> torch.Tensor:
     """Computes the log-probabilities (K,) of tokens at the scored position of each masked sequence.
 
-    `rows` (K,) is the sequence of each of the `targets` (K,).
+    `rows` (K,) says which sequence each of the `targets` (K,) belongs to.
     """
     found = torch.empty(len(rows))
     tokens = TOKENS_PER_BATCH if model.device.type == "cpu" else TOKENS_ON_GPU

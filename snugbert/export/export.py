@@ -239,7 +239,7 @@ def make_batches(
 ) -> list[Batch]:
     """Returns padded batches of the texts, in order.
 
-    If the head reads pairs, every second text is paired with the next text, and every text for question answering.
+    If the head reads pairs, every second text is paired with the next text. For question answering, every text is.
     For multiple choice, the next three texts are the choices. `names` are the inputs to include.
     """
     options: dict[str, Any] = {"truncation": "longest_first", "max_length": max_length}

@@ -7,7 +7,7 @@ from snugbert.cli.arguments import ConvertedArguments, argument, check_ranges
 from snugbert.errors import InputError
 
 Dtype = Literal["float32", "float16", "int8"]
-# Target, also the name of its folder -> its module, which has the functions `describe`, `write` and `load` of
+# Target (also the name of its folder) -> its module, with the functions `describe`, `write` and `load`, as in
 # onnx_engine.py. A new engine also needs entries in engine_models.py, `ENGINE_FOLDERS` and templates/run_export.md.
 ENGINES = {
     "onnx": "snugbert.export.onnx_engine",

@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 
 from snugbert.configuration_snugbert import compute_max_length
 
-# The first opset with GELU. text-embeddings-inference 1.9 has ONNX Runtime 1.22, which reads opsets up to 22. With the
-# attention operator of opset 23, MiniLM was as fast on a CPU.
+# The first opset with GELU. text-embeddings-inference 1.9 has ONNX Runtime 1.22, which reads opsets up to 22. The
+# attention operator of opset 23 did not make MiniLM faster on a CPU.
 OPSET = 20
 MOST_BYTES = 2**31 - 2**24  # a protobuf file holds 2 GiB, and the graph itself needs room
 
 
 def write_graph(model: PreTrainedModel, input_names: list[str], file: Path) -> None:
-    """Writes the graph of a model in evaluation mode. Attention is eager, which torch exports as fewer operators.
+    """Writes the graph of a model in evaluation mode with eager attention, which torch exports as fewer operators.
 
     Weights of more than 2 GB go to a second file, `file` with `.data` appended. The inputs are int64 (B, L); with two
     choices per text (B, 2, L). The outputs have the names of the model's outputs.

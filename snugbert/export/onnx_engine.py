@@ -29,7 +29,7 @@ def describe() -> str:
 def write(
     model: PreTrainedModel, input_names: list[str], folder: Path, dtype: Dtype, calibration: list[Batch]
 ) -> None:
-    """Writes a SnugBERT model in float32, in evaluation mode, with eager attention.
+    """Writes a SnugBERT model, which is in float32 and evaluation mode, with eager attention.
 
     In float16, inputs and outputs keep their types. In int8, weights have one scale per column. Activations are
     quantized at run time or, with `calibration`, by ranges that are measured once.

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def keep_compiled_code() -> None:
-    """Keeps compiled code beside the Hugging Face cache. torch would keep it in a temporary folder."""
+    """Keeps compiled code beside the Hugging Face cache. By default, torch keeps it in a temporary folder."""
     folder = f"{HF_HOME}/snugbert/compiled"
     with suppress(OSError):  # the folder may be read-only
         os.makedirs(folder, exist_ok=True)

@@ -31,7 +31,7 @@ LABEL_STEPS = 32  # Label slots are rounded up to a multiple of 1/32 of the row.
 OWN_MODELS = {*AUTO_CLASSES.values(), *OTHER_PRETRAINING_MODELS}
 # Multiples, in standard deviations of the number of tokens of a row. In 1,000 random batches, the longest and the
 # shortest row differ by 5 to 7 standard deviations. So rows have at most 6 sizes in pretraining, and 8 in fine-tuning,
-# where padding is a larger share.
+# where the share of padding is larger.
 PRETRAINING_DEVIATIONS = 1.45
 FINE_TUNING_DEVIATIONS = 0.95
 # Multiples are rounded up to a multiple of 4. More is not needed: 16-bit products are fast for any number of tokens,

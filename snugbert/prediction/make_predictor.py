@@ -113,7 +113,7 @@ class SentenceTransformerPredictor:
         return texts if len(texts) > 1 else texts[0]
 
     def answer(self, examples: list[Any]) -> list[Prediction]:
-        """Returns a number or a list of numbers for each example, with the fewest digits that give its float32."""
+        """Returns a number or a list of numbers for each example, with just enough digits for float32."""
         options = {"batch_size": BATCH_SIZE, "prompt_name": self.args.prompt_name, "show_progress_bar": False}
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
             outputs = getattr(self.model, self.method)(examples, **options)

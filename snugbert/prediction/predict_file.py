@@ -83,7 +83,7 @@ def _check_output(args: PredictionArguments) -> None:
 
 
 def write_predictions(args: PredictionArguments, data: Format, predictor: Any, folder: Path) -> None:
-    """Predicts the rows of the input with a model of a folder, and prints rows per second."""
+    """Predicts the rows of the input with the model in a folder, and prints rows per second."""
     output, source = _name_output(args), Path(str(args.input_file))
     # Reading all rows first finds bad rows before hours of work. The number of rows decides where shards begin.
     logger.info("reading %s", source)

@@ -68,7 +68,7 @@ class Predictor:
         device: where to run a model from a folder. Default: the GPU, if there is one.
 
     Attributes:
-        intervals: metric -> low and high end of its 95 % interval, of the last call of [`evaluate`].
+        intervals: metric -> low and high end of its 95 % interval, from the last call of [`evaluate`].
     """
 
     def __init__(
@@ -239,7 +239,7 @@ def find_head(class_name: str, place: str) -> str:
 
 
 def _list_sequences(inputs: Dataset) -> tuple[dict[str, list[np.ndarray]], np.ndarray | None]:
-    """Returns the values of each sequence, and the number of choices or windows of each row. None: one sequence."""
+    """Returns the values of each sequence, and the number of choices or windows of each row. None: one each."""
     table = inputs.with_format("arrow")[:]
     columns: dict[str, list[np.ndarray]] = {}
     choices = None
@@ -336,7 +336,7 @@ class QuestionAnswerer:
         max_seq_length: maximum tokens of a window, limited by the model and the tokenizer.
         doc_stride: tokens that neighboring windows share. Default: 128, or a third of a window below 256 tokens.
         max_query_length: maximum tokens of a question.
-        cuda_graphs: whether, on a GPU, calls with at least 3 batches pad them to a few sizes and run CUDA graphs.
+        cuda_graphs: on a GPU, in calls with at least 3 batches, pad batches to a few sizes and run CUDA graphs.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ def describe_plot(plot: Path) -> str:
 
 
 def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
-    """Draws a confusion matrix. A cell is the fraction of a true label's examples that got a predicted label.
+    """Draws a confusion matrix. A cell is the fraction of its row's examples that got its column's label.
 
     Each row is a true label, with its number of examples. Each column is a predicted label. References and predictions
     are ids of `labels`. Nothing is drawn if there are no examples.

@@ -35,7 +35,7 @@ TYPE_METRICS = ("number", "precision", "recall", "f1")  # metrics of an entity t
 
 LABEL_METRICS = ("precision", "recall", "f1")
 AVERAGES = ("macro_f1", "balanced_accuracy")
-MOST_SHOWN = 10  # labels in the table: those with the lowest F1
+MOST_SHOWN = 10  # labels in the table, which have the lowest F1
 
 
 class LabelScores(TypedDict):
@@ -188,7 +188,7 @@ def _list_first(texts: list[str]) -> str:
 
 
 def _list_lowest(scores: LabelScores) -> list[dict[str, Any]]:
-    """Of the labels with examples, returns those with the lowest F1. If there are few labels, returns all by id."""
+    """Returns the labels with the lowest F1 among labels with examples. If there are few labels, returns all by id."""
     labels = scores["labels"]
     if len(labels) <= MOST_SHOWN:
         return labels

@@ -40,9 +40,9 @@ LINK = re.compile(r"::(?=[a-z][a-z0-9+.-]+(?:://|::))", re.IGNORECASE)  # betwee
 # A password may contain "/", "?", "#" and "@". `name@revision` of the Hub has no colon, and a port has 2 to 5 digits.
 USER = re.compile(r"(?<=://)(?![^/@:]*:\d{2,5}/)(.*:.*@|[^/]*@)", re.DOTALL)
 # "?" and "#" can be part of a name in a bucket, and "?" a pattern. But "?name=" starts a query string, and "&name=" is
-# the rest of a query string with an "@".
+# what `USER` leaves of a query string with an "@".
 QUERY, WEB_QUERY = re.compile(r"[?&][\w.-]+=.*", re.DOTALL), re.compile(r"([?#]|&[\w.-]+=).*", re.DOTALL)
-S3_RETRIES = {"mode": "adaptive", "total_max_attempts": 8}  # for botocore. s3fs repeats them all five times
+S3_RETRIES = {"mode": "adaptive", "total_max_attempts": 8}  # for botocore. s3fs repeats all of them five times
 CONNECTIONS = 8  # at a time. One connection to S3 carries 90 MB/s
 CHUNK_BYTES = 2**23  # of a file that is read in pieces
 # Fields that identify a file's version, best first.

@@ -41,7 +41,7 @@ Sources = Mapping[str, Sequence[Path | Dataset]]  # split -> the files or the da
 
 
 class Baseline(NamedTuple):
-    """The metrics of giving every example the same simple answer."""
+    """The metrics of a simple answer to every example."""
 
     answer: str  # as displayed: "always 'positive'"
     metrics: dict[str, float]
@@ -162,7 +162,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, SplitT]:
-        """Reads and checks the examples of all splits, such as with [`read_rows`], up to `args.max_samples` of each.
+        """Reads and checks the examples of all splits, for example with [`read_rows`], up to `args.max_samples` each.
 
         Training and validation examples need labels. The labels of the split "unlabeled" are not read.
 
@@ -276,7 +276,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """Returns labeled examples and answers made from the inputs of [`TaskMetric`]. Texts are not needed."""
 
     def select(self, split: SplitT, indices: np.ndarray, name: str) -> SplitT:
-        """Returns some labeled examples as a split of another name. `--folds` also needs `rate_labels`."""
+        """Returns some labeled examples as a split with the given `name`. `--folds` also needs `rate_labels`."""
         raise InputError("--folds is for snugbert glue with labels, and for ner without --document_context.")
 
     # --- files --------------------------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             )
 
     def encode(self, split: TextSplit) -> Features:
-        """Tokenizes the examples. Long texts are cut into windows or truncated, in a pair the longer text first.
+        """Tokenizes the examples. Cuts long texts into windows or truncates them, the longer text of a pair first.
 
         Labels are in the column `label`: an id, a list of 1.0 and 0.0 for several labels, or a number. With windows,
         a row has a list of windows, and their number in the column `num_windows`.
@@ -366,7 +366,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             )
 
     def choose_decisions(self, split: TextSplit, logits: Logits) -> Decisions:
-        """Chooses thresholds and a temperature on labeled examples, from logits not divided by a temperature."""
+        """Chooses thresholds and a temperature on labeled examples, from logits before any temperature."""
         assert split.references is not None and self.labels is not None
         # Label 1 of a GLUE task may have another id in this checkpoint.
         positive = self.labels.index(self.args.task.labels[1]) if self.args.task and len(self.labels) == 2 else 1
@@ -399,7 +399,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         if self.problem != "regression":
             references = references.astype(np.int64)
         if task is not None and task.labels and self.labels:
-            # F1 is the F1 of label 1 of the task, which may have another id in this checkpoint.
+            # F1 refers to label 1 of the task, which may have another id in this checkpoint.
             task_ids = np.array([task.labels.index(label) for label in self.labels])
             references, predictions = task_ids[references], task_ids[predictions]
         return np.column_stack((references, predictions))
@@ -502,7 +502,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         )
 
     def rate_labels(self, split: TextSplit, logits: Logits, features: Features) -> list[dict[str, Any]]:
-        """Returns predictions, and the probability of each example's labels: the lowest, if it has several."""
+        """Returns predictions, and the probability of each example's label. With several labels, it is the lowest."""
         answers, references = self.decode(logits, split, features), split.references
         assert answers.probabilities is not None and references is not None
         if references.ndim == 2:

@@ -56,7 +56,7 @@ class ExampleCopies:
 
 
 def hash_texts(columns: Iterable[Iterable[str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns a hash of the texts of each example. `columns` has a list of texts for each text of an example."""
+    """Returns a hash of the texts of each example. `columns`: lists with one text per example, such as questions."""
     normalizer = tokenizer.backend_tokenizer.normalizer
     # `normalize_str` is slow. So ASCII text is normalized with a table, and repeated words and contexts are cached.
     normalize = cache(str if normalizer is None else normalizer.normalize_str)

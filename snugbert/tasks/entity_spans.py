@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 FORM = 'Expected spans such as [0, 3, "PER"] or {"start": 0, "end": 3, "label": "PER"}.'
 REJECTED = ("reject", "ignore")  # Prodigy's answers for examples that should not be used
-# If both ends of more than this share of the spans do not fit, and not only of a few, the offsets probably count
+# If more than this share of the spans, and more than a few spans, fit at neither end, the offsets probably count
 # something else. In many languages, one end is often inside a word: "서울에서" has the suffix 에서.
 MOST_REPAIRED, FEW = 0.5, 10
 WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # in Unicode names
@@ -57,7 +57,7 @@ def find_words(text: str, tokenizer: PreTrainedTokenizerBase) -> Text:
     """Finds the words of a text, as the tokenizer separates them.
 
     SentencePiece separates words at spaces only. So, as in BERT, a word also ends before and after punctuation, and
-    before characters of scripts without spaces, wherever a token begins. Characters without tokens, such as combining
+    before characters of scripts without spaces, if a token begins there. Characters without tokens, such as combining
     accents, belong to the word before them.
     """
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ROWS_TO_INSPECT = 100  # rows that distinguish columns of text from columns of numbers
+ROWS_TO_INSPECT = 100  # rows to read, to tell columns of text from columns of numbers
 MAX_LISTED_ROWS = 5  # in a message
 # Columns with the index of the example: in GLUE's TSV files, in QQP's files, and in datasets on the Hub.
 INDEX_COLUMNS = ("index", "id", "idx")
@@ -355,7 +355,7 @@ def _is_vector(label: list[str], size: int | None = None) -> bool:
 
 
 def _has_names(label: list[str]) -> bool:
-    """Whether a list consists of names. Not names: probabilities, and counts if some of them are equal."""
+    """Whether a list consists of names. Probabilities are no names, nor are counts if some of them are equal."""
     if not all(NUMBER.fullmatch(part) for part in label):
         return True
     return len(set(label)) == len(label) and all(float(part).is_integer() for part in label)

@@ -4,7 +4,7 @@
 task_name="mrpc"))` is the same metric, with the same names, without a download. Tests compare all metrics with
 scikit-learn, SciPy, seqeval and the official scripts, which are too slow for resampling.
 
-Shapes: `counts` (rows,) are the numbers of examples with each row.
+Shapes: `counts` (rows,) says how many examples have each row.
 """
 
 import inspect

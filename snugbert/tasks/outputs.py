@@ -2,7 +2,7 @@
 
 Training, distillation, prediction and export only need to know the form, not the task.
 
-An item is what a head predicts once: an example, a labeled token of token classification, or a token of question
+An item is a unit that a head predicts: an example, a labeled token of token classification, or a token of question
 answering. Shapes: W windows, I items, T tokens in a batch, L tokens in the longest window, C labels.
 """
 
@@ -80,7 +80,7 @@ class Output(ABC):
     def list_items(
         self, outputs: Any, batch: dict[str, Any], labels: dict[str, torch.Tensor], teacher: torch.Tensor
     ) -> Iterator[Items]:
-        """Yields the items of a batch; for spans, first the starts and then the ends. Their losses are averaged.
+        """Yields the items of a batch. For spans, yields the starts, then the ends, and both losses are averaged.
 
         Outputs and batch are the student's. A row filled by [`pad_row`] has more items than `teacher`.
         """
@@ -183,7 +183,7 @@ def average_windows(logits: Sequence[np.ndarray], counts: Sequence[int] | np.nda
 
 
 def _first(logits: Logits) -> np.ndarray:
-    """Returns the logits of a model that may return more, such as hidden states."""
+    """Returns the logits from a model's outputs, which may also contain hidden states, for example."""
     return logits[0] if isinstance(logits, tuple) else logits
 
 

@@ -65,8 +65,8 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     """Question answering, with or without questions that have no answer.
 
     The metrics are the same as if the official script scored predictions.json. best_exact and best_f1 are the highest
-    scores for any `null_score_diff_threshold`, and best_exact_thresh and best_f1_thresh are these thresholds. The
-    official script finds lower best scores if a threshold already replaced answers in the file.
+    scores for any `null_score_diff_threshold`, and best_exact_thresh and best_f1_thresh are the thresholds that reach
+    them. The official script finds lower best scores if a threshold already replaced answers in the file.
     """
 
     arguments = SquadDataArguments
@@ -132,11 +132,11 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        """Sets `tokenizer`, `max_length`, the size of a window, and `doc_stride` unless the user chose it."""
+        """Sets `tokenizer`, `max_length` (the size of a window) and, unless the user chose it, `doc_stride`."""
         super().use_tokenizer(tokenizer, min(max_length, self.args.max_seq_length))
         if self.args.doc_stride is None:
             self.args.doc_stride = choose_stride(self.max_length)
-        if self.predicts:  # fine-tuning has all questions: `make_question_windows` checks the room
+        if self.predicts:  # in fine-tuning, `make_question_windows` checks the room for all questions
             self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
 
     def encode(self, split: QuestionSplit) -> ContextWindows:

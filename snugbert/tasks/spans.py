@@ -60,7 +60,7 @@ class Answer(NamedTuple):
         return next(candidate for candidate in self.n_best if candidate.text == self.text)
 
     def extract(self, candidate: Candidate) -> dict[str, Any]:
-        """Returns a candidate as columns to predict: `score`, `start`, `end` and `answer`.
+        """Returns a candidate as the predicted columns `score`, `start`, `end` and `answer`.
 
         The score is the probability that the answer starts at its first token times the probability that it ends at
         its last token. Both softmaxes run over [CLS] and the context tokens of all windows.

@@ -41,7 +41,7 @@ def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -
     """Returns exact match (0 or 1) and F1 (0 to 1) of an answer and its best matching gold answer.
 
     Some answers, such as "The", have no words after normalization. In v2.0 such gold answers are ignored. If a
-    question has no other gold answer, the correct answer is "", or any answer without words, with F1 1. In v1.1 an
+    question has no other gold answer, "" and all other answers without words are correct, with F1 1. In v1.1 an
     answer without words has F1 0, although it can be an exact match.
     """
     gold_texts = {normalize(text) for text in golds}
@@ -97,7 +97,7 @@ def score_v2(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, fl
     Returns:
         exact and f1 (means in percent) and total (the number of questions). The same metrics of questions with an
         answer (HasAns_exact, ...) and without an answer (NoAns_exact, ...), if the split has such questions.
-        best_exact, best_exact_thresh, best_f1 and best_f1_thresh: the highest value of any threshold, and the lowest
+        best_exact, best_exact_thresh, best_f1 and best_f1_thresh: the highest value at any threshold, and the lowest
         threshold that reaches it, or 0.0 if no threshold beats "" as the answer to every question. With `counts`,
         totals and thresholds are left out, because they have no intervals.
     """

@@ -49,9 +49,9 @@ def make_tag_windows(
 ) -> TagWindows:
     """Cuts sentences into windows: [CLS] tokens [SEP].
 
-    A sentence that fits is one window. Each window of a longer sentence labels the words in about half of it, with
-    context from the sentence on both sides. With `document_context`, a window labels sentences that fill half of it,
-    or one longer sentence. The sentences before and after fill the rest. Each word is labeled in exactly one window.
+    A sentence that fits is one window. Each window of a longer sentence labels the words in about half of the
+    window, with context from the sentence on both sides. With `document_context`, a window labels sentences that fill
+    half of it, or one longer sentence. The sentences before and after fill the rest. Each word is labeled once.
 
     A word without tokens, such as a control character, becomes the unknown token and keeps its tag. A word that is
     longer than a window is truncated.

@@ -12,7 +12,7 @@ from snugbert.errors import InputError, explain_choice
 BINARY_METRICS = ("f1", "accuracy")
 LABEL_SET_METRICS = ("macro_f1",)
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
-# Columns with entities: ours and doccano's, Prodigy's, spaCy's, doccano's and Label Studio's, and older doccano's.
+# Columns with entities: ours and doccano's; Prodigy's; spaCy's; doccano's and Label Studio's; older doccano's.
 SPAN_COLUMNS = ("entities", "spans", "ents", "label", "labels")
 
 
@@ -50,7 +50,7 @@ class GlueDataArguments(ExampleArguments):
         advanced=True,
     )
     calibrate: bool = argument(
-        False, "Choose a temperature on the validation examples: probabilities match the accuracy.", advanced=True
+        False, "Choose a temperature on the validation examples, so that probabilities match accuracy.", advanced=True
     )
     abstain_below: float | None = argument(
         None, "Predict no label below this probability. Default: always predict.", range=POSITIVE_SHARE, advanced=True

@@ -117,7 +117,7 @@ def _decode_ids(characters: str) -> list[int]:
 def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, name: str) -> TokenizersBackend:
     """Makes a tokenizer with the old and the new tokens. BERT's tokenizer becomes a [`SnugBertTokenizer`].
 
-    All old tokens keep their ids, including added tokens. `name` is the old tokenizer's, for messages.
+    All old tokens keep their ids, including added tokens. `name` names the old tokenizer in messages.
     """
     kind, settings = read_tokenizer_settings(tokenizer, name)
     new = {token: index for index, token in enumerate(extension.tokens, start=extension.first_id)}
@@ -140,7 +140,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
 
 
 def load_init_model(name: str) -> PreTrainedModel | None:
-    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None if it has no model."""
+    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None without a model."""
     folder = fetch_checkpoint(name)
     if folder.is_dir() and not (folder / "config.json").exists() and not any(folder.glob("*.ckpt*.index")):
         return None
@@ -153,7 +153,7 @@ def load_init_model(name: str) -> PreTrainedModel | None:
 
 @torch.no_grad()
 def extend_model(model: PreTrainedModel, extension: Extension) -> None:
-    """Adds an embedding and an output bias per new token, in place: the means over the old tokens in it.
+    """Adds an embedding and an output bias for each new token, in place: means over its old tokens.
 
     `model` is a SnugBERT model with any head. It may have more embeddings than the old tokenizer has tokens.
     """

@@ -31,15 +31,15 @@ TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe"]
 KINDS: tuple[TokenizerKind, ...] = ("wordpiece", "bpe", "byte-bpe")
 Merge = tuple[str, str]
 
-# Number of characters that get a token. Both of Google's English vocabularies have 997. Scripts with more characters
-# have enough tokens to cover 0.9995 of the text, as in sentencepiece, so that Chinese characters are not [UNK].
+# Number of characters that get a token. Both of Google's English vocabularies have 997. In scripts with more, enough
+# characters get a token to cover 0.9995 of the text, as in sentencepiece, so that Chinese characters are not [UNK].
 ALPHABET_SIZE = 1000
 CHARACTER_COVERAGE = 0.9995
 LONGEST_WORD = 100  # characters; WordPiece makes longer words [UNK] (max_input_chars_per_word)
-# Measured: while the library trains, each word takes 1.1 kB, so this many words take 2.3 GB. 81 English books have
-# 70,000.
+# Measured: while the library trains, each word takes 1.1 kB, so this many words take 2.3 GB. 81 English books
+# contain 70,000.
 MOST_DISTINCT_WORDS = 2_000_000
-CHARACTERS_AT_ONCE = 4_000_000  # between two updates of the word table. The words of this text take tens of MB
+CHARACTERS_AT_ONCE = 4_000_000  # characters between two updates of the word table. Their words take tens of MB
 # The library counts pairs in 32 bits, and silently loses a pair that overflows. 8 % of English words begin with "th".
 MOST_TRAINING_WORDS = 1_000_000_000
 
@@ -60,8 +60,8 @@ def make_tokenizer(
     """Makes a tokenizer that formats text as BERT does: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], token types 0 and 1.
 
     BPE and byte-level BPE are plain transformers tokenizers, which `AutoTokenizer` opens without SnugBERT. In
-    byte-level BPE, a word's first token includes the space before it, even at the start of a text, and [MASK] replaces
-    both. So a word always has the same tokens, even in lists of words.
+    byte-level BPE, a word's first token includes the space before it, even at the start of a text, and [MASK] also
+    replaces this space. So a word always has the same tokens, even in lists of words.
 
     `tokens` are the vocabulary in the order of ids, including [`SPECIAL_TOKENS`]. By default, text is lowercased
     except in byte-level BPE, and `strip_accents` equals `do_lower_case`.

@@ -2,7 +2,7 @@
 
 The same text and arguments give the same files, byte for byte, in every process and on any number of cores. Memory
 does not grow with the corpus, because the table of word counts is pruned. Training on a full table takes the most
-memory: 2.7 GB, 3.6 GB if words have 15 characters on average, and 3.8 GB for byte-level BPE.
+memory: 2.7 GB, or 3.6 GB if words have 15 characters on average, or 3.8 GB for byte-level BPE.
 """
 
 from collections import Counter

@@ -8,7 +8,7 @@ The cache of a bucket is a folder with a file for each block:
     00000017.block ...
 
 The folder holds the blocks of the windows in use (see `block_windows.py`), and as many of the corpus's first blocks as
-fit. A window is a random selection, so every fixed choice of blocks saves the same number of downloads. All processes
+fit. The blocks of a window are random, so any other fixed blocks would save as many downloads. All processes
 of a machine share the folder. A removed file stays readable in processes that have mapped it.
 """
 

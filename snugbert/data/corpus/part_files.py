@@ -1,6 +1,6 @@
 """The part files of a prepared corpus: `part-00000-of-00003.arrow` and its index, `part-00000-of-00003.index`.
 
-A part is an Arrow stream of blocks. The metadata of its schema is a record of `continuation.py`: the settings of the
+A part is an Arrow stream of blocks. The metadata of its schema is a record from `continuation.py`: the settings of the
 corpus, and under `text` the digest of each text file or of the dataset, by name. Names of files are relative to the
 common folder of all text files, so that they are the same on every machine. [`Block`] is a view of one block.
 
@@ -254,7 +254,7 @@ def part_name(number: int, num_parts: int) -> str:
 
 
 def read_num_parts(name: str) -> int:
-    """Returns the number of parts of the corpus that a part belongs to, from the part's name. 0: it is no part."""
+    """Returns the number of parts of the corpus that a part belongs to, from the part's name. 0: not a part."""
     match = PART_NAME.fullmatch(name)
     return int(match[1]) if match else 0
 

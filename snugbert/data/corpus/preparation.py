@@ -101,7 +101,7 @@ def prepare_corpus(
         store_words: whether to store which tokens form a word, for masking words and spans. For WordPiece, nothing is
             stored, because its vocabulary marks tokens inside words.
         preprocessing_num_workers: number of processes that tokenize. Default: one per core.
-        overwrite_output_dir: whether to replace a corpus with a different text, tokenizer or settings in `folder`.
+        overwrite_output_dir: whether to replace a corpus in `folder` that has a different text, tokenizer or settings.
         show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
 
     Returns:
@@ -261,7 +261,7 @@ def _write_missing_parts(
                 record = make_record(KIND, {**settings, TEXT: part.describe_text()})
                 written = CorpusFolder(output.folder)
                 is_published = _is_made_from(output.read_record(part.name), record)
-                if is_published or _is_made_from(written.read_record(part.name), record):  # not uploaded
+                if is_published or _is_made_from(written.read_record(part.name), record):  # made, but not uploaded
                     log.skip(size or 0)
                     progress.skip_to(log.position)
                 else:
