@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "DEPENDENCIES.md"
 HEAD = """# Dependencies
 
-SnugBERT is tested with these packages, and contains none of them. Most are needed only for an extra or for development.
-The lock files (`constraints*.txt`) list their versions. The NVIDIA libraries come with PyPI's torch for Linux, and not
-with torch's CPU wheels.
+SnugBERT is tested with these packages, and contains none of them. Most are needed only for an extra or for
+development. The lock files (`constraints*.txt`) list their versions. The NVIDIA libraries come with PyPI's torch for
+Linux, and not with torch's CPU wheels.
 
 On Linux with Python 3.11 and torch's CPU wheel, loading models takes 38 packages and 1.2 GB, of which torch and its
 dependencies are 0.9 GB. `[train]` takes 81 packages and 1.8 GB. The largest of these are PyArrow (170 MB), SciPy and

@@ -1,11 +1,8 @@
 """Repeated text: the report equals a plain count, and leaving copies out equals preparing a text without them."""
 
-import gzip
-import json
 import random
 from collections import Counter
 from itertools import chain, islice
-from pathlib import Path
 
 import pytest
 from prepared import content, prepare, text_arguments
@@ -121,22 +118,3 @@ def test_pretrain_holds_out_documents(documents, tmp_path, tokenizer, deduplicat
     whole = content(prepare(tmp_path / "whole", tokenizer, write(tmp_path / "kept.txt", kept)))
     train, held_out = map(content, corpora)
     assert sorted(train + held_out) == sorted(whole) and 0.2 < len(held_out) / len(whole) < 0.4
-
-
-@pytest.mark.slow
-def test_the_guide_finds_near_duplicates(data_dir, tmp_path, monkeypatch):
-    """Copies with one word in a hundred left out. No other document is removed."""
-    monkeypatch.chdir(tmp_path)
-    documents = list(read_documents([data_dir / "wiki_en/train.txt.gz"]))[:25]
-    rng = random.Random(0)
-    for document in documents[:10]:
-        documents.append([" ".join(word for word in line.split() if rng.random() > 0.01) for line in document])
-    (tmp_path / "corpus").mkdir()
-    with gzip.open("corpus/text.txt.gz", "wt", encoding="utf-8") as file:
-        file.write("\n\n".join("\n".join(document) for document in documents))
-    guide = (Path(__file__).parents[2] / "docs/how-to/pretrain.md").read_text(encoding="utf-8")
-    code = guide.partition("```python\nimport json\n")[2].partition("```")[0]
-    exec(f"import json\n{code}", {})
-    rows = Path("unique.jsonl").read_text(encoding="utf-8").splitlines()
-    kept = [json.loads(row)["text"].split("\n") for row in rows]
-    assert kept[:25] == documents[:25] and len(kept) <= 27
