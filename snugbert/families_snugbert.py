@@ -14,7 +14,7 @@ from typing import Any
 ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
 FAMILY_TYPES = (*ROBERTA_TYPES, "electra", "deberta-v2")
 
-# Beginning of a weight's name in transformers -> in SnugBERT. The encoder's prefix is last: other names begin with it.
+# Beginning of a weight's name in transformers -> in SnugBERT. The encoder's prefix comes last, after longer ones.
 ROBERTA_NAMES = {
     "lm_head.dense.": "cls.predictions.transform.dense.",
     "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",

@@ -75,8 +75,8 @@ class SnugBertTokenizer(TokenizersBackend):
             vocab = {token: index for index, token in enumerate(special_tokens)}
         elif not isinstance(vocab, dict):
             vocab = _read_vocabulary(Path(vocab))
-        # Special tokens may also be added tokens, with ids after the vocabulary. A special token with another name is
-        # added, as in stock BERT, except the unknown token, which WordPiece needs in the vocabulary.
+        # Special tokens may also be added tokens, with ids after the vocabulary. As in stock BERT, special tokens
+        # with custom names are added. Only the unknown token must be in the vocabulary, for WordPiece.
         known = {*vocab, *map(str, (kwargs.get("added_tokens_decoder") or {}).values())}
         required = {*SPECIAL_TOKENS, str(unk_token), str(None)}  # None: the caller removed a token
         missing = [token for token in special_tokens if token in required - known]

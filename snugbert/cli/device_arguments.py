@@ -124,7 +124,7 @@ class DeviceArguments(TrainingArguments, metaclass=TranslatesArguments):
     def copy_of(cls, args: TrainingArguments) -> Self:
         """Returns a copy. Arguments of another class are refused: their defaults may not be what the user wants."""
         if not isinstance(args, cls):
-            raise InputError(f"args: expected {cls.__name__}, not {type(args).__name__}. It takes the same settings.")
+            raise InputError(f"args: expected {cls.__name__}, not {type(args).__name__}. Both take the same settings.")
         return copy.copy(args)
 
     @property

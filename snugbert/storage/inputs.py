@@ -65,7 +65,7 @@ def _copy(url: str, entries: Mapping[str, Entry]) -> Path:
 
 
 def download_files(url: str, entries: Mapping[str, Entry], folder: Path) -> None:
-    """Copies files from the folder `url`. An empty name means the file `url`. Prints a line if this takes long."""
+    """Copies files from the folder `url`. An empty name means `url` itself. Prints a line if this takes long."""
     check_names(entries, url)
     size = sum(entry.size for entry in entries.values())
     if size > LARGE:

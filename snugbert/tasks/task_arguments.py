@@ -140,8 +140,8 @@ class NerDataArguments(DataArguments):
         None, "Column of the tags or entities. Default: ner_tags, tags or entities, or the last for CoNLL."
     )
     # 128 was the default of run_ner.py in transformers 3. Only 5 of CoNLL-2003's 20,744 sentences are longer. Without
-    # padding a higher limit costs nothing, and --document_context benefits from it. The minimum is [CLS], [SEP] and
-    # two tokens, because half of the room must be at least one token.
+    # padding a higher limit costs nothing, and --document_context benefits from it. The minimum is [CLS], [SEP],
+    # a token to label and a token of context.
     max_seq_length: int = argument(
         128, "Maximum tokens of a window. Longer sentences take several windows.", range=Range(4)
     )

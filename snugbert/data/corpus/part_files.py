@@ -84,7 +84,7 @@ def parse_record(schema: pa.Schema) -> dict[str, Any]:
     except (LookupError, TypeError, ValueError) as error:
         raise pa.ArrowInvalid("not part of a corpus") from error
     if not is_readable:
-        raise pa.ArrowInvalid(f"not in format {FORMAT} of this version")
+        raise pa.ArrowInvalid(f"not in this version's format, {FORMAT}")
     return record
 
 

@@ -110,7 +110,7 @@ def as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> Pretrai
 
 
 def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> list[int]:
-    """Returns the number of examples per step for each phase. A single length may be None."""
+    """Returns the number of examples per step for each phase. With one phase, its length may be None."""
     parts = args.gradient_accumulation_steps * args.world_size
     batch_sizes = [args.per_device_train_batch_size * parts]
     batch_sizes += [max(1, round(batch_sizes[0] * lengths[0] / length)) for length in lengths[1:]]

@@ -123,7 +123,7 @@ class CheckpointUploads(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after a checkpoint."""
         if self._output is not None:
-            self._next.cancel()  # if it has not begun. The new upload includes its checkpoint
+            self._next.cancel()  # if it has not begun. The next upload includes the same files
             self._next = self._pool.submit(self._upload, self._output)
 
     def _upload(self, output: RemoteOutput) -> None:
