@@ -28,8 +28,7 @@ ACCELERATOR_CHUNK_SIZE = 2**24
 MULTIPLE = 64
 # Device types on which our kernels run. Tests and benchmarks empty this set, to run the code for GPUs on a CPU.
 OWN_KERNELS = {"cpu"}
-# A group may spend this many scores on padding before a new group starts. docs/explanation/performance.md has the
-# measurements.
+# A group may spend this many scores on padding before a new group starts.
 GROUP_COST = 64 * 64
 # torch's flash attention: dtypes, largest head size, and the multiple that head sizes need. The kernel supports head
 # sizes up to 256, but GPUs of compute capability 8.6, 8.9 and 12 may refuse the backward pass above 192.

@@ -488,8 +488,8 @@ class SnugBertEncoder(nn.Module):
     def embed_distances(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeds the distances between the tokens of sequences of length L (`length`).
 
-        Returns the embeddings of R buckets (R, H), and the bucket of each distance (2, 2 L): L - 1 to -L in the first
-        row, 1 - L to L in the second. [`score_distances`] needs the columns of -L and L, but does not use them.
+        Returns the embeddings of R buckets (R, H), and the bucket of each distance (2, 2 L). Distances go from L - 1
+        to -L in the first row, and from 1 - L to L in the second. [`score_distances`] needs -L and L only as columns.
         """
         buckets = self.config.position_buckets
         # Each distance up to half of `buckets` has its own bucket. A traced graph uses one size for all lengths.

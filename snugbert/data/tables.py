@@ -136,7 +136,7 @@ def _name_cells(
 
 
 def check_header(source: Path | str, header: Sequence[str]) -> None:
-    """Checks that all columns have different names. Of columns with the same name, only the last is read."""
+    """Checks that all columns have different names. Of columns with the same name, only the last would be read."""
     for position, name in enumerate(header, start=1):
         first = header.index(name) + 1
         if first < position:

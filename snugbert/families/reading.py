@@ -44,7 +44,7 @@ PARTS: dict[str, set[str]] = {
     "ForQuestionAnswering": {"qa_outputs"},
     "ForMultipleChoice": {"classifier"},
 }
-# Kind of checkpoint -> the beginning of its class names in transformers. "Bert" also opens TensorFlow files.
+# Kind of checkpoint -> the beginning of its class names in transformers. Stock BERT runs weights from TensorFlow.
 STOCK_NAMES = {
     "bert": "Bert",
     "distilbert": "DistilBert",

@@ -35,7 +35,7 @@ TYPE_METRICS = ("number", "precision", "recall", "f1")  # metrics of an entity t
 
 LABEL_METRICS = ("precision", "recall", "f1")
 AVERAGES = ("macro_f1", "balanced_accuracy")
-MOST_SHOWN = 10  # labels in the table, which have the lowest F1
+MOST_SHOWN = 10  # labels in the table at most: those with the lowest F1
 
 
 class LabelScores(TypedDict):

@@ -41,7 +41,7 @@ Sources = Mapping[str, Sequence[Path | Dataset]]  # split -> the files or the da
 
 
 class Baseline(NamedTuple):
-    """The metrics of a simple answer to every example."""
+    """The metrics of the same simple answer to every example."""
 
     answer: str  # as displayed: "always 'positive'"
     metrics: dict[str, float]

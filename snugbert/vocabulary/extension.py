@@ -153,7 +153,7 @@ def load_init_model(name: str) -> PreTrainedModel | None:
 
 @torch.no_grad()
 def extend_model(model: PreTrainedModel, extension: Extension) -> None:
-    """Adds an embedding and an output bias for each new token, in place: means over its old tokens.
+    """Adds an embedding and an output bias for each new token, in place: the means over its old tokens.
 
     `model` is a SnugBERT model with any head. It may have more embeddings than the old tokenizer has tokens.
     """

@@ -31,8 +31,8 @@ TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe"]
 KINDS: tuple[TokenizerKind, ...] = ("wordpiece", "bpe", "byte-bpe")
 Merge = tuple[str, str]
 
-# Number of characters that get a token. Both of Google's English vocabularies have 997. In scripts with more, enough
-# characters get a token to cover 0.9995 of the text, as in sentencepiece, so that Chinese characters are not [UNK].
+# Number of characters that get a token. Both of Google's English vocabularies have 997. In scripts with more, as many
+# characters get a token as cover 0.9995 of the text, as in sentencepiece, so that Chinese characters are not [UNK].
 ALPHABET_SIZE = 1000
 CHARACTER_COVERAGE = 0.9995
 LONGEST_WORD = 100  # characters; WordPiece makes longer words [UNK] (max_input_chars_per_word)

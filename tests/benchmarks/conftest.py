@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the benchmarks, which `make test-benchmarks` runs."""
+"""Fixtures for the tests of the benchmarks. `make test-benchmarks` runs the long ones."""
 
 from pathlib import Path
 

@@ -94,7 +94,7 @@ def read_sweep_file(name: str, args_class: type) -> SweepFile:
         for flag, given in settings.items():
             if flag not in VARIED:
                 hint = did_you_mean(str(flag), VARIED)
-                raise InputError(f"{flag} cannot vary.{hint} Remove it, and set it on the command line.")
+                raise InputError(f"{flag} cannot vary.{hint} Settings that do not vary belong on the command line.")
             if flag == BATCH_SIZE or isinstance(given, list | dict):
                 sweep.settings[flag] = _make_distribution(flag, given, sweep.method, args_class)
             else:
