@@ -27,8 +27,7 @@ import torch
 
 # If one of these is set, the user has chosen how threads wait.
 USER_CHOICES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
-# If other processes use this much of a core that torch uses, threads stop spinning, which costs small models about a
-# fifth of their speed.
+# Threads stop spinning if others use this much of torch's cores. That costs small models about a fifth of their speed.
 LEAST_LOAD = 0.2
 ERROR = 0.01  # measurement error of the load, per core
 SECONDS = 1.0  # between measurements

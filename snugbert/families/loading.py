@@ -1,11 +1,11 @@
 """Loads tokenizers, configurations and models."""
 
-import copy
 import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +126,8 @@ def check_tokenizer(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, vo
     model = args.model_name_or_path
     if args.tokenizer_name in (None, model) or model is None:
         return
-    own_args = copy.copy(args)
-    own_args.tokenizer_name = None
     try:
-        own = load_tokenizer(own_args, required=())
+        own = load_tokenizer(replace(args, tokenizer_name=None), required=())
     except InputError:  # the checkpoint has no tokenizer
         return
     ids = tokenizer.get_vocab()

@@ -56,9 +56,9 @@ class Size:
 class CudaGraphs:
     """Runs a function on batches, and records a CUDA graph for each size of batch.
 
-    A graph repeats the kernels, not the Python code. So the result may depend only on the batch, on the parameters and
-    dropout modules that the model has at that time, on torch's random state, and on tensors that keep their place in
-    memory. New graphs are recorded if parameters move, or if `requires_grad` or a dropout probability changes.
+    A graph repeats the kernels, not the Python code. So the result may depend only on the batch, on parameters and
+    dropout modules that exist when this object is made, on torch's random state, and on tensors that keep their place
+    in memory. New graphs are recorded if parameters move, or if `requires_grad` or a dropout probability changes.
 
     The first two batches of a size run eagerly, or up to four if they wait for the GPU. The next batch is recorded.
     At most 64 sizes (`MOST_GRAPHS`) are recorded, and none for which the GPU takes 1.5 times as long as the host

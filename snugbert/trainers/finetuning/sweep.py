@@ -401,7 +401,7 @@ class Sweep:
         best = best_run(runs, self.objective)
         if not best.is_complete:
             raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
-        if "decisions" in best.results:  # the card counts thresholds. The task may have those of another run
+        if "decisions" in best.results:  # for the card. The task may have the thresholds of another run
             prepared.task.thresholds = best.results["decisions"]["thresholds"]
         summary = summarize_sweep(runs, self.objective)
         tables = sweep_tables(summary, list(best.setting), prepared.task.perfect_score)

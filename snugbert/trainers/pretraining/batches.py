@@ -210,8 +210,8 @@ class RunBatches(torch.utils.data.Dataset):
     """Makes the batches of a run from the example numbers that [`BatchSampler`] yields.
 
     The order of an epoch is a function of the seed and the epoch. A dataset or collator may use the global random
-    state of Python, NumPy or torch. The random numbers for a batch are the same in any data worker and
-    after resuming. A labeled batch contains the counts that divide the losses, under the key `BATCH_COUNTS`, see
+    state of Python, NumPy or torch. The random numbers for a batch are the same in any data worker
+    and after resuming. A labeled batch contains the counts that divide the losses, under the key `BATCH_COUNTS`, see
     [`count_batch`]. A [`PretrainingDataset`] has its own seed. The `mlm_probability` of each example is the share of
     tokens to mask in its step, between the two `mask_rates`. If these are None, the collator's share applies.
     """
